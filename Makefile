@@ -38,7 +38,7 @@ check:
 WIDE := 12
 CARGO_TEST := cargo test --locked --workspace --no-fail-fast
 # Test programs that have a step of their own; those of all crates besides are unit tests.
-APART := nodes databases kubernetes alone chart floor link instructions
+APART := nodes databases kubernetes alone chart baseline link instructions
 PROGRAMS = $(basename $(notdir $(wildcard */tests/*.rs clients/*/tests/*.rs))) \
   $(notdir $(patsubst %/main.rs,%,$(wildcard */tests/*/main.rs clients/*/tests/*/main.rs)))
 UNITS = $(foreach program,$(filter-out $(APART),$(PROGRAMS)),--test $(program))
@@ -105,7 +105,7 @@ test-three-databases:
 
 # The generator of the benchmarks, which counts.
 test-benches:
-	$(CARGO_TEST) --test floor --test link
+	$(CARGO_TEST) --test baseline --test link
 
 # Nodes in the pods of a Kubernetes.
 test-kubernetes:

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fanfare::accounts::Accounts;
-use fanfare::auth::{Authenticator, Claim, Kept, TokenStore};
+use fanfare::auth::{Authenticator, NonceClaim, RevocationWrite, TokenStore};
 use fanfare::hub::{
-    Delivery, DeliveryTarget, Flush, Hub, Inbox, Mark, Outbox, PresenceDelivery, Subscriber, Subscribers,
-    wire,
+    ChannelPosition, DeliveryTarget, Flush, Hub, Inbox, MessageDelivery, PresenceDelivery, SocketOutbox,
+    Subscriber, Subscribers, wire,
 };
 use fanfare::model::{Capability, Clock, Limits, Nonce, Operation, Revocation};
-use fanfare::origin::history::{Embedded, HistoryStore, Options};
+use fanfare::origin::history::{EmbeddedOptions, EmbeddedStore, HistoryStore};
 use fanfare::publish::Publisher;
 use fanfare_benches::link::Publishing;
 use fanfare_client::sign::{self, JwtParams};
@@ -23,9 +23,9 @@ use serde_json::value::RawValue;
 
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    /// What it needs, and what is to be repeated. Nothing of it runs while another step is counted.
+    /// Prepares the step and gives the closure to repeat. Nothing of it runs while another step is counted.
     pub(crate) make: Box<dyn Fn() -> Box<dyn FnMut()>>,
-    /// How often that takes it.
+    /// Number of times that the closure takes the step.
     pub(crate) times: u32,
 }
 
@@ -83,7 +83,7 @@ fn encode_a_delivery() -> impl FnMut() {
     }
 }
 
-/// To one that is awake.
+/// Hands a delivery to a shard that is awake.
 fn hand_to_a_shard() -> impl FnMut() {
     let poll = mio::Poll::new().expect("a poll");
     let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker"));
@@ -98,10 +98,10 @@ fn hand_to_a_shard() -> impl FnMut() {
     }
 }
 
-/// As for each subscriber of a delivery.
+/// Queues and writes a frame, as for each subscriber of a delivery.
 fn queue_and_write() -> impl FnMut() {
     let shared = Bytes::from(vec![b'x'; 320]);
-    let mut outbox = Outbox::default();
+    let mut outbox = SocketOutbox::default();
     move || {
         outbox.push(shared.clone());
         let flushed = outbox.flush(&mut io::sink());
@@ -109,33 +109,34 @@ fn queue_and_write() -> impl FnMut() {
     }
 }
 
-/// As many as a channel of the fan-out has.
+/// Subscribers of a channel, as in the fan-out benchmark.
 const SUBSCRIBERS: u32 = 80;
 
-/// From a checked publish to the sockets, as a shard does it that has all of the subscribers.
+/// Publishes and writes to the sockets, as a shard does that has all subscribers.
 fn publish_and_deliver() -> impl FnMut() {
     let (limits, clock) = (Limits::default(), Clock::manual(NOW_S * 1000));
-    let shard = Arc::new(Awake::new());
+    let shard = Arc::new(PolledInbox::new());
     let hub = Arc::new(Hub::new(vec![Arc::clone(&shard) as Arc<dyn DeliveryTarget>], clock.clone(), &limits));
     let folder = tempfile::tempdir().expect("a folder");
-    let store = Embedded::open(folder.path(), &Options::new(false, &limits), clock.clone()).expect("a store");
+    let store = EmbeddedStore::open(folder.path(), &EmbeddedOptions::new(false, &limits), clock.clone())
+        .expect("a store");
     let publisher = Publisher::new(&hub, &(Arc::new(store) as Arc<dyn HistoryStore>), &limits, None);
     let names = ["bench:fanout:000001".to_owned()];
     let publishing = Publishing::new(publisher, clock, "dev", &names, data()).expect("a principal");
     let (mut subscribers, mut taken) = (Subscribers::default(), Vec::new());
     for slot in 0..SUBSCRIBERS {
         let (channel, mark) = hub.attach(publishing.channel(0), 0);
-        subscribers.add(&channel, Subscriber::new(slot, mark.place));
+        subscribers.add(&channel, Subscriber::new(slot, mark.offset));
     }
-    let mut outboxes: Vec<Outbox> = (0..SUBSCRIBERS).map(|_| Outbox::default()).collect();
+    let mut outboxes: Vec<SocketOutbox> = (0..SUBSCRIBERS).map(|_| SocketOutbox::default()).collect();
     move || {
         let _ = &folder;
         publishing.publish(0, 1, Box::new(|done| drop(done.expect("nothing is in its way"))));
         shard.inbox.take(&mut taken);
         for delivery in taken.drain(..) {
-            let (mut frame, place) = (None, delivery.place());
+            let (mut frame, place) = (None, delivery.offset());
             for subscriber in subscribers.deliver(delivery.channel, place) {
-                if subscriber.messages && place > subscriber.after_place {
+                if subscriber.messages && place > subscriber.after_offset {
                     let frame: &Bytes = frame.get_or_insert_with(|| delivery.frame(Format::Json));
                     let outbox = &mut outboxes[subscriber.slot as usize];
                     outbox.push(frame.clone());
@@ -151,13 +152,13 @@ fn publish_and_deliver() -> impl FnMut() {
 }
 
 /// A shard that need not be woken.
-struct Awake {
+struct PolledInbox {
     /// The waker of the inbox is of it.
     _poll: mio::Poll,
-    inbox: Inbox<Arc<Delivery>>,
+    inbox: Inbox<Arc<MessageDelivery>>,
 }
 
-impl Awake {
+impl PolledInbox {
     fn new() -> Self {
         let poll = mio::Poll::new().expect("a poll");
         let waker = Arc::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("a waker"));
@@ -165,15 +166,15 @@ impl Awake {
     }
 }
 
-impl DeliveryTarget for Awake {
-    fn deliver(&self, delivery: Arc<Delivery>) {
+impl DeliveryTarget for PolledInbox {
+    fn deliver(&self, delivery: Arc<MessageDelivery>) {
         let bytes = delivery.bytes();
         self.inbox.push(delivery, bytes);
     }
 
     fn deliver_presence(&self, _: Arc<PresenceDelivery>) {}
 
-    fn lose(&self, _: u64, _: &Mark) {}
+    fn lose_continuity(&self, _: u64, _: &ChannelPosition) {}
 
     fn congested(&self) -> bool {
         self.inbox.congested()
@@ -194,7 +195,7 @@ fn verify_a_token() -> impl FnMut() {
     );
     let accounts = Accounts::from_text(&directory).expect("a directory");
     let clock = Clock::manual(NOW_S * 1000);
-    let auth = Authenticator::new(accounts, NoTokens, clock, &Limits::default(), true);
+    let auth = Authenticator::new(accounts, NoTokenStore, clock, &Limits::default(), true);
     let params = JwtParams {
         capability: r#"{"bench:*":["subscribe"]}"#.to_owned(),
         client_id: Some("client-1".to_owned()),
@@ -218,14 +219,14 @@ fn join_positions() -> impl FnMut() {
     }
 }
 
-struct NoTokens;
+struct NoTokenStore;
 
-impl TokenStore for NoTokens {
-    fn claim_nonce(&self, _: Nonce) -> Claim {
+impl TokenStore for NoTokenStore {
+    fn claim_nonce(&self, _: Nonce) -> NonceClaim {
         Box::pin(async { Ok(true) })
     }
 
-    fn keep_revocation(&self, _: Revocation) -> Kept {
+    fn keep_revocation(&self, _: Revocation) -> RevocationWrite {
         Box::pin(async { Ok(()) })
     }
 }

@@ -1,12 +1,13 @@
-//! What Fanfare costs, beside what it would cost if there were nothing but the sockets and the disk.
+//! Benchmarks: the cost of Fanfare beside a baseline of nothing but sockets and disk.
 //!
-//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link`, `cql` and `targets` are the processes they start.
+//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link`, `cql` and `targets` are the
+//! processes they start.
 
 use std::fmt;
 
+pub mod baseline;
 pub mod burn;
 pub mod cql;
-pub mod floor;
 pub mod histogram;
 pub mod link;
 pub mod load;
@@ -22,12 +23,12 @@ pub mod wire;
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a server could not do at the rate that was asked of it. The measurement is sound, and this is what it found.
+/// Finding of a sound measurement: the server could not keep up with the rate, and why.
 #[derive(Debug)]
 pub struct NotCarried(pub String);
 
 impl NotCarried {
-    /// With which a generator ends that found this; its stdout then has the reason.
+    /// Exit code of a generator that found this; its stdout has the reason.
     pub const EXIT_CODE: u8 = 3;
 }
 

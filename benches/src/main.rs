@@ -2,7 +2,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use fanfare_benches::targets::{confirm, receiver};
-use fanfare_benches::{NotCarried, Result, burn, floor, load, os, run, shares, store_loop};
+use fanfare_benches::{NotCarried, Result, baseline, burn, load, os, run, shares, store_loop};
 
 /// Measures Fanfare beside the transport floor and the bare store loop.
 #[derive(Parser)]
@@ -28,7 +28,8 @@ enum Command {
     #[command(subcommand)]
     Load(load::Workload),
     /// The transport floor: writes a pre-encoded frame into every subscriber's socket, and does nothing else.
-    FloorServer(floor::Options),
+    #[command(name = "floor-server")]
+    BaselineServer(baseline::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.
     StoreLoop(store_loop::Options),
     /// A receiver of webhooks that counts, until stdin ends.
@@ -37,7 +38,7 @@ enum Command {
     ConfirmLoop(confirm::Options),
     /// Threads that take all of the CPU that they are given, until stdin ends.
     Burn(burn::Options),
-    /// What a profile was spent on, read from stdin: perf script -F comm,ip,sym | bench shares
+    /// Shares of a profile, read from stdin: perf script -F comm,ip,sym | bench shares
     Shares,
 }
 
@@ -62,7 +63,7 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Store(options) => run::store::run(&options),
         Command::Targets(options) => run::targets::run(&options),
         Command::Load(workload) => load::print(&workload),
-        Command::FloorServer(options) => floor::serve(&options),
+        Command::BaselineServer(options) => baseline::serve(&options),
         Command::StoreLoop(options) => store_loop::print(&options),
         Command::WebhookReceiver => receiver::serve(),
         Command::ConfirmLoop(options) => confirm::print(&options),

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-/// What the table of open files takes for so many is half a MB.
+/// Greatest number of entries to which the table of open files is grown ahead, which take half a MB.
 const ROOM_MAX: u64 = 1 << 16;
 
 /// Lifts the soft limit on open files to the hard one, for this process and what it starts.
@@ -73,7 +73,7 @@ pub fn cpu_time(pid: u32) -> io::Result<Duration> {
     }
 }
 
-/// What is started ends when the thread that starts it does, whatever ends that.
+/// Makes a command's process end with the thread that starts it, whatever ends the thread.
 pub fn end_with_this(command: &mut Command) {
     // SAFETY: prctl takes plain values here, and may be called between fork and exec.
     unsafe {
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn too_few_files_are_told_with_what_to_do() {
+    fn low_open_file_limit_error_says_what_to_raise() {
         assert!(enough_open_files(20_000, 20_000).is_ok());
         let error = enough_open_files(1_024, 20_000).expect_err("too few");
         assert!(error.to_string().contains("1024 files and 20000 are needed: raise the hard limit"));

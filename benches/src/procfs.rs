@@ -9,12 +9,12 @@ pub fn resident_bytes(pid: u32) -> io::Result<u64> {
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS in /proc/<pid>/status"))
 }
 
-/// Of all these processes together.
+/// Gives the resident memory of all these processes together.
 pub fn resident_bytes_of(pids: &[u32]) -> io::Result<u64> {
     pids.iter().map(|pid| resident_bytes(*pid)).sum()
 }
 
-/// What the buffers of all TCP sockets of the machine hold, in bytes.
+/// Gives the size of the buffers of all TCP sockets of the machine, in bytes.
 pub fn socket_bytes() -> io::Result<u64> {
     let sockstat = fs::read_to_string("/proc/net/sockstat")?;
     let tcp = sockstat.lines().find_map(|line| line.strip_prefix("TCP:"));
@@ -29,7 +29,7 @@ pub fn segments_sent() -> io::Result<u64> {
         .ok_or_else(|| io::Error::other("no TCPOrigDataSent in /proc/net/netstat"))
 }
 
-/// Of each group there is a line with the names, then one with the counts.
+/// Finds a counter. Each group has a line with the names, then one with the counts.
 fn counter_of(netstat: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = netstat.lines().filter_map(|line| line.strip_prefix(group)).map(str::split_whitespace);
     let (mut names, mut counts) = (lines.next()?, lines.next()?);
@@ -50,7 +50,7 @@ pub fn kernel() -> String {
     line_of("/proc/sys/kernel/osrelease")
 }
 
-/// That of sockets which ask for no other one, such as `cubic`.
+/// Gives the default congestion control of TCP, such as `cubic`.
 pub fn congestion_control() -> String {
     line_of("/proc/sys/net/ipv4/tcp_congestion_control")
 }

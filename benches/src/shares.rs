@@ -1,4 +1,4 @@
-//! What the samples of a profile were spent on, each counted once: `perf script -F comm,ip,sym | bench shares`.
+//! Shares of a profile, each sample counted once: `perf script -F comm,ip,sym | bench shares`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

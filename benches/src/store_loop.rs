@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use fanfare::model::Clock;
-use fanfare::origin::history::Position;
+use fanfare::origin::history::HistoryPosition;
 use fanfare::origin::history::tables::{self, Table, UNSEALED_BYTES_MAX};
 use fanfare_proto::http::{Record, write_record};
 use fjall::{Database, Keyspace, OwnedWriteBatch, PersistMode};
@@ -24,9 +24,9 @@ use crate::load::Meter;
 use crate::wire::stamp::Stamp;
 
 const WARM_UP: Duration = Duration::from_secs(2);
-/// So many wait to be committed.
+/// Batches that may wait to be committed.
 const BATCHES_READY: usize = 4;
-/// As many channels as there are publishers.
+/// Channels of the rows: as many as a run has publishers.
 const CHANNELS: u64 = 16;
 const DATA_BYTES: usize = 128;
 /// The account of a node that has none configured.
@@ -48,12 +48,12 @@ pub struct Options {
 
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// In the time that was not waited for rows.
+    /// Rows per second, without the time in which the loop waited for rows.
     pub rows_per_s: f64,
     pub waited_s: f64,
     pub commit_p50_ms: f64,
     pub commit_p99_ms: f64,
-    /// Of its threads, what makes the rows included.
+    /// Cores that the threads used, the one that makes the rows included.
     pub cores: f64,
     pub cpu_us_each: f64,
 }
@@ -136,7 +136,7 @@ fn key(row: u64, timestamp_ms: u64) -> Vec<u8> {
         key.push(part.len() as u8);
         key.extend_from_slice(part.as_bytes());
     }
-    let position = Position { timestamp_ms, sequence: row / CHANNELS, incarnation: INCARNATION };
+    let position = HistoryPosition { timestamp_ms, sequence: row / CHANNELS, incarnation: INCARNATION };
     key.extend(position.to_bytes().map(|byte| !byte));
     key
 }
@@ -170,18 +170,18 @@ mod tests {
 
     use fanfare::hub::Hub;
     use fanfare::model::Limits;
-    use fanfare::origin::history::{Embedded, HistoryStore, Options};
+    use fanfare::origin::history::{EmbeddedOptions, EmbeddedStore, HistoryStore};
     use fanfare::publish::Publisher;
 
     use super::*;
     use crate::link::Publishing;
 
-    /// What the node leaves in its store of one publish.
+    /// Gives the rows that the node leaves in its store of one publish.
     fn stored() -> (Vec<u8>, Vec<u8>) {
         let folder = tempfile::tempdir().expect("a folder");
         let (limits, clock) = (Limits::default(), Clock::system());
-        let store =
-            Embedded::open(folder.path(), &Options::new(true, &limits), clock.clone()).expect("a store");
+        let store = EmbeddedStore::open(folder.path(), &EmbeddedOptions::new(true, &limits), clock.clone())
+            .expect("a store");
         let store = Arc::new(store) as Arc<dyn HistoryStore>;
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
         let data = Stamp { sent_ns: 1, sequence: 2 }.data(DATA_BYTES);

@@ -1,9 +1,10 @@
-//! What each hot step costs in instructions, against the bounds in `instructions.json`: a step that does more than it did
-//! is found on any machine, however busy.
+//! Instructions of each hot step, against the bounds in `instructions.json`: a step that does more than
+//! before is found on any machine, however busy.
 //!
-//! It counts in the build that the tests run, which is not optimized; how long the steps take is for `cargo bench` to say.
-//! Counting needs valgrind. Without it nothing is counted, and with CI=true that is a failure. The bounds are those of one release of
-//! rustc: with another one the counts are printed and not judged, and with CI=true that is a failure, too.
+//! The test counts in the build of the tests, which is not optimized; `cargo bench` measures time. Counting
+//! needs valgrind. Without it nothing is counted, and with CI=true that is a failure. The bounds are those of
+//! one release of rustc: with another one the counts are printed and not judged, and with CI=true that is a
+//! failure, too.
 
 #[path = "../steps.rs"]
 mod steps;
@@ -20,13 +21,13 @@ use steps::Step;
 /// new bound, or it could cost more again without being found.
 const MARGIN: f64 = 0.15;
 /// Two counts of a step, of which the difference has nothing of start and end in it.
-const FEW: u32 = 50;
+const BASE_TIMES: u32 = 50;
 const MANY: u32 = 250;
 const REPEAT: &str = "--repeat";
 const MEASURE: &str = "--measure";
 const BOUNDS: &str = include_str!("instructions.json");
 
-/// Of one repetition of each step, by name.
+/// Bounds of one repetition of each step, by name.
 #[derive(Serialize, Deserialize)]
 struct Bounds<'a> {
     /// The release with which they were counted.
@@ -135,8 +136,8 @@ fn judge(counted: u64, bound: u64) -> Option<String> {
 
 /// Instructions of one repetition.
 fn count(step: &Step) -> Result<u64, Box<dyn Error>> {
-    let [few, many] = [FEW, MANY].map(|times| instructions(step.name, times));
-    Ok(many?.saturating_sub(few?) / u64::from((MANY - FEW) * step.times))
+    let [base, many] = [BASE_TIMES, MANY].map(|times| instructions(step.name, times));
+    Ok(many?.saturating_sub(base?) / u64::from((MANY - BASE_TIMES) * step.times))
 }
 
 fn instructions(name: &str, times: u32) -> Result<u64, Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! A whole node: every part in the order it is built, and the reverse order in which it stops.
+//! A complete node: its parts in the order of construction, and the reverse order of the stop.
 
 mod backup;
 mod clock;
@@ -6,18 +6,18 @@ mod cluster;
 mod copy;
 mod drain;
 mod files;
-mod identities;
+mod incarnations;
 mod members;
-mod nodes;
 mod operators;
 mod outbox;
 mod peers;
 mod queues;
 mod rebalance;
-mod runs;
+mod seen_peers;
+mod session_registry;
 mod stopped;
 mod store;
-mod stored;
+mod store_backfill;
 mod tokens;
 mod traces;
 mod upkeep;
@@ -41,14 +41,14 @@ use crate::edge::files::ClientFiles;
 pub use crate::edge::files::lowered_connections;
 use crate::edge::http;
 pub use crate::edge::listener::short_backlog;
-use crate::edge::listener::{self, Acceptor, Bound, HttpServices};
+use crate::edge::listener::{self, Acceptor, BoundAddress, HttpServices};
 use crate::edge::proxies::Proxies;
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
 use crate::model::Clock;
-pub use crate::origin::backup::{BackupError, Summary, check as check_backup};
+pub use crate::origin::backup::{BackupError, BackupSummary, check as check_backup};
+pub use crate::origin::history::CopyProgress;
 use crate::origin::history::HistoryStore;
-pub use crate::origin::history::Progress;
 use crate::origin::metering::Meter;
 use crate::origin::queues::Queues;
 use crate::publish::Publisher;
@@ -56,17 +56,17 @@ use crate::tasks::{OnStop, Tasks};
 use crate::tls::Certificates;
 use crate::{edge, telemetry};
 pub use backup::{StoppedNode, restore};
-use cluster::{Gossip, HasMet, OfNode};
+use cluster::{BoundGossip, HasMetPeers, NodeServices};
 pub use copy::copy_history;
 use operators::Operators;
-use outbox::OwnOutbox;
+use outbox::NodeOutbox;
 pub use stopped::StoppedOutbox;
 pub use store::{apply_schema, read_password};
 
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
 
-/// Why a node did not start: what was being done, and the cause as its source.
+/// Why a node did not start: the failed action, with the cause as its source.
 #[derive(Debug)]
 pub struct StartError {
     doing: String,
@@ -79,7 +79,7 @@ impl StartError {
         move |source| Self { doing, source: source.into() }
     }
 
-    /// Of the data folder, or of a file in it: names the path, and the setting that it comes from.
+    /// An error of the data folder or a file in it: names the path, and the setting that it comes from.
     fn in_data<E: Into<Box<dyn Error + Send + Sync>>>(path: &Path) -> impl FnOnce(E) -> Self + use<E> {
         Self::at(format!("cannot use {} (--data-dir)", path.display()))
     }
@@ -97,12 +97,12 @@ impl Error for StartError {
     }
 }
 
-/// The addresses really bound.
+/// The addresses that are bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Addresses {
     pub listen: SocketAddr,
     pub admin: SocketAddr,
-    /// Of a node of a cluster.
+    /// Gossip address of a node of a cluster.
     pub gossip: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
 }
@@ -110,7 +110,7 @@ pub struct Addresses {
 /// A running node.
 pub struct App {
     tasks: Arc<Tasks>,
-    /// Of the operators and of other nodes, who want to see a node stop.
+    /// Tasks that end last, because operators and peers watch the stop through them.
     last_tasks: Arc<Tasks>,
     shards: Arc<Shards>,
     acceptor: Acceptor,
@@ -123,7 +123,7 @@ pub struct App {
     node_file: PathBuf,
     development_key: Option<String>,
     operators: Arc<Operators>,
-    outbox: Arc<OwnOutbox>,
+    outbox: Arc<NodeOutbox>,
     drain_timeout: Duration,
 }
 
@@ -133,16 +133,15 @@ impl App {
         Self::start_over(config, None).await
     }
 
-    /// The same, for tests over a store of their own in place of the configured one.
+    /// Starts a node over the caller's store instead of the configured one; for tests.
     pub async fn start_over(config: Config, own: Option<Arc<dyn HistoryStore>>) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
         let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
         let clock = Clock::system();
         let files = Arc::new(ClientFiles::open(&config.limits));
         let limits = Arc::new(files.limits(&config.limits));
-        let Outside { clients, admin, admin_token, gossip } = Outside::open(&config)?;
-        let node_id =
-            files::node_id(&config).map_err(StartError::in_data(&config.data_dir.join("node-id")))?;
+        let ExternalResources { clients, admin, admin_token, gossip } = ExternalResources::open(&config)?;
+        let node_id = files::node_id(&config)?;
         traces::begin(&config, &node_id, &last_tasks)?;
 
         let (accounts, development_key) = open_accounts(&config)?;
@@ -153,26 +152,29 @@ impl App {
         let meter = meter(&accounts, &store, &clock, &node_id, limits.metric_minutes);
         let (shards, polls) = prepare_shards(&config)?;
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
-        let (past, noted) = runs::former_runs(&*store, &hub, &accounts, config.store).await?;
+        let (past, recorded) =
+            incarnations::begin_incarnation(&*store, &hub, &accounts, config.store).await?;
         let queues = queues::open(&config, &node_id, &store, &accounts, &last_tasks).await?;
+        let handles = (others, &queues);
         let local =
-            OfNode::new(&config, (&shards, &files), &store, (&auth, &accounts), &clock, (others, &queues));
-        let route = |gossip: &Gossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
+            NodeServices::new(&config, (&shards, &files), &store, (&auth, &accounts), &clock, handles);
+        let route =
+            |gossip: &BoundGossip| gossip.route(&config, &hub, &node_id, local, &connections, &last_tasks);
         let routing = gossip.as_ref().map(route).transpose()?;
-        let identities =
-            identities::open(&config, &hub, &past, &shards, &clock, gossip.as_ref().zip(routing.as_ref()))?;
+        let peers = gossip.as_ref().zip(routing.as_ref());
+        let session_registry = session_registry::open(&config, &hub, &past, &shards, &clock, peers)?;
         let publisher = Publisher::new(&hub, &store, &config.limits, routing.as_ref());
         let of = (&accounts, queues.as_ref());
-        let outbox = OwnOutbox::open(&config, &clock, &node_id, of, &publisher, &last_tasks).await?;
-        let former_members = members::restore(&store, &hub).await?;
+        let outbox = NodeOutbox::open(&config, &clock, &node_id, of, &publisher, &last_tasks).await?;
+        let stored_members = members::restore(&store, &hub).await?;
         let (backlog, backlog_reader) = socket::Backlog::new(&publisher, &accounts, &clock, &past, &limits);
         let (http_sender, http_connections) = mpsc::channel(HTTP_QUEUE);
-        let services = socket::Services {
+        let services = socket::ShardServices {
             hub: Arc::clone(&hub),
             publisher: publisher.clone(),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
-            identities,
+            session_registry,
             backlog,
             limits: config.limits.clone(),
             files: Arc::clone(&files),
@@ -182,15 +184,22 @@ impl App {
             http: http_sender,
         };
         start_shards(&config, &shards, polls, &services, &tasks)?;
-        runs::note_what_is_kept(&tasks, &store, &publisher, &accounts, noted, limits.resume_window_ms);
+        incarnations::record_policies(
+            &tasks,
+            &store,
+            &publisher,
+            &accounts,
+            recorded,
+            limits.resume_window_ms,
+        );
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
 
-        let router = http::router(Arc::new(edge::Services {
+        let router = http::router(Arc::new(edge::ApiServices {
             accounts: Arc::clone(&accounts),
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher.clone()),
             hub: Arc::clone(&hub),
-            former_runs: past.iter().map(|run| run.incarnation).collect(),
+            earlier_incarnations: past.iter().map(|run| run.incarnation).collect(),
             store: Arc::clone(&store),
             connections,
             shards: Arc::clone(&shards),
@@ -211,10 +220,9 @@ impl App {
         upkeep::sweep(&tasks, &store, &auth, clock, Arc::clone(&hub), limits.resume_window_ms);
 
         let (acceptor, listen) = accept(&config, clients, &services, &shards, operators.met(), &tasks)?;
-        members::begin(former_members, &publisher, &auth, &tasks);
+        members::begin(stored_members, &publisher, &auth, &tasks);
         let addresses = cluster::addresses(listen, admin, gossip.as_ref());
-        let membership =
-            cluster::join(gossip, &config, &node_id, hub.incarnation(), listen, routing, &last_tasks)?;
+        let membership = cluster::join(gossip, &config, &node_id, &hub, listen, routing, &last_tasks)?;
         operators.begin(&config, (&node_id, hub.incarnation()), addresses, membership.as_ref(), &tasks);
         Ok(Self {
             tasks,
@@ -261,32 +269,32 @@ impl App {
         self.operators.drain_asked().await;
     }
 
-    /// Where the other members gossip that are not dead.
+    /// Gossip addresses of the other members, except those that are down.
     pub fn members(&self) -> Vec<SocketAddr> {
         self.membership.as_ref().map(Membership::addresses).unwrap_or_default()
     }
 
-    /// Not ready, no new connections, clients sent to other nodes or told to come back, requests under way finished, leaves and counts stored,
-    /// the store flushed. Members whose connections are lost by this stay in the store, for the next run.
+    /// Stops the node: not ready, no new connections, clients sent to other nodes or told to reconnect, requests finished, leaves and
+    /// counts stored, the store flushed. Members whose connections are lost by the stop stay in the store, for the next incarnation.
     pub async fn stop(self) {
         self.operators.set_draining();
         if let Some(membership) = &self.membership {
             membership.update(|facts| (facts.ready, facts.draining) = (false, true));
         }
         self.acceptor.stop();
-        let mut time = drain::Time::begin(self.drain_timeout);
+        let mut time = drain::StopTime::begin(self.drain_timeout);
         if let Some(routing) = self.publisher.routing() {
             drain::move_clients(routing, &self.shards, &time).await;
         }
         let left = time.for_clients();
-        // They close who stays when their time is over, and have ended by the end of it all.
+        // The shards close the remaining clients when this time is over, so that all has ended in time.
         self.shards.stop(left - left / 10);
         self.tasks.stop(left).await;
-        cluster::hand_over(self.publisher.routing(), time.for_step()).await;
+        cluster::hand_off(self.publisher.routing(), time.for_step()).await;
         let left = async {
             tokio::join!(
-                self.publisher.finish_departures(),
-                self.shards.occupations().finish(&self.publisher)
+                self.publisher.finish_due_leaves(),
+                self.shards.occupancy_notifier().finish(&self.publisher)
             )
         };
         if tokio::time::timeout(time.for_step(), left).await.is_err() {
@@ -295,7 +303,7 @@ impl App {
         self.outbox.stop(time.for_step()).await;
         self.meter.finish(time.for_step()).await;
         let store = self.store;
-        // What was acknowledged is on the disk already; a disk that hangs is not waited for.
+        // Acknowledged messages are on the disk already, so a disk that hangs is not waited for.
         let shutdown = tokio::task::spawn_blocking(move || store.shutdown());
         if !matches!(tokio::time::timeout(time.for_step(), shutdown).await, Ok(Ok(()))) {
             tracing::error!("the store did not shut down");
@@ -358,7 +366,7 @@ fn start_shards(
     config: &Config,
     shards: &Arc<Shards>,
     polls: Vec<mio::Poll>,
-    services: &socket::Services,
+    services: &socket::ShardServices,
     tasks: &Tasks,
 ) -> Result<(), StartError> {
     let io_uring = config.io_uring;
@@ -372,7 +380,7 @@ fn start_shards(
     Ok(())
 }
 
-/// Tells others on this machine where the node is.
+/// Writes the node file, by which commands on this machine find the node.
 fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<PathBuf, StartError> {
     let node_file = crate::config::node_file(&config.data_dir);
     files::write_node_file(&node_file, node_id, addresses, config.tls_files().is_some())
@@ -383,21 +391,20 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     Ok(node_file)
 }
 
-/// What a start may fail at for a reason outside the node. It comes first, and the data folder last of it, so that such a
-/// start leaves none behind.
-struct Outside {
-    /// Under TLS where there is a certificate.
-    clients: (Bound, Option<Arc<Certificates>>),
-    admin: Bound,
+/// Resources outside the node at which a start may fail. Acquired first, the data folder last, so that a failed start creates no folder.
+struct ExternalResources {
+    /// Client listener, with TLS if there is a certificate.
+    clients: (BoundAddress, Option<Arc<Certificates>>),
+    admin: BoundAddress,
     admin_token: AdminToken,
-    gossip: Option<Gossip>,
+    gossip: Option<BoundGossip>,
 }
 
-impl Outside {
+impl ExternalResources {
     fn open(config: &Config) -> Result<Self, StartError> {
         backup::unfinished(config)?;
         let bind = |address: SocketAddr, flag: &str| {
-            Bound::to(address).map_err(StartError::at(format!("cannot listen on {address} ({flag})")))
+            BoundAddress::to(address).map_err(StartError::at(format!("cannot listen on {address} ({flag})")))
         };
         let clients = bind(config.listen, "--listen")?;
         let admin = bind(config.admin_listen, "--admin-listen")?;
@@ -415,7 +422,7 @@ impl Outside {
 
 fn serve_admin(
     config: &Config,
-    bound: Bound,
+    bound: BoundAddress,
     state: AdminState,
     tasks: &Tasks,
 ) -> Result<SocketAddr, StartError> {
@@ -436,10 +443,10 @@ fn serve_admin(
 
 fn accept(
     config: &Config,
-    (bound, certificates): (Bound, Option<Arc<Certificates>>),
-    services: &socket::Services,
+    (bound, certificates): (BoundAddress, Option<Arc<Certificates>>),
+    services: &socket::ShardServices,
     shards: &Arc<Shards>,
-    has_met: HasMet,
+    has_met: HasMetPeers,
     tasks: &Tasks,
 ) -> Result<(Acceptor, SocketAddr), StartError> {
     let at = || format!("cannot listen on {} (--listen)", config.listen);

@@ -1,19 +1,19 @@
-//! Files that the node makes in its data folder. Each is written aside and renamed: a full disk or a kill leaves the former
-//! file or none, and never a part of one.
+//! Atomic writes of files in the data folder: each is written aside and renamed, so that a full disk or a kill leaves the former content or
+//! no file, never a part.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-/// Replaces a file that the node makes anew where a power loss takes it.
+/// Replaces a file without a sync, for content that can be recreated after a power loss.
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, |unfinished| {
         OpenOptions::new().write(true).create_new(true).open(unfinished)?.write_all(bytes)
     })
 }
 
-/// Replaces a file that is on the disk afterwards, with mode 0600: others cannot read it, not even for a moment.
+/// Replaces a file durably, with mode 0600 from the beginning.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, |unfinished| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(unfinished)?;
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_leaves_the_former_file() {
+    fn failed_write_leaves_the_previous_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("admin-token");
         let full = |unfinished: &Path| {

@@ -9,14 +9,14 @@ pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod data_file;
+pub mod dns_cache;
 pub mod edge;
 pub mod hub;
 pub mod model;
-pub mod names;
 pub mod origin;
 pub mod publish;
-pub mod pulse;
 pub mod session;
+pub mod stall_detector;
 pub mod tasks;
 pub mod telemetry;
 #[cfg(test)]

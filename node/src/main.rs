@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     fanfare::cli::run()
 }
 
-/// The allocator asks for huge pages, and a heap of small objects leaves half of each empty.
+/// Disables huge pages, which the allocator asks for and of which a heap of small objects leaves half empty.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "there is no safe call for the size of pages")]
 fn use_small_pages() {

@@ -1,6 +1,7 @@
-//! The only way in for messages and presence: check, claim given ids, number, hand to the hub and to the origin's store.
+//! The only entry for messages and presence: checks, claims given ids, numbers, hands over to the hub and to the
+//! origin's store.
 
-mod departures;
+mod delayed_leaves;
 mod occupancy;
 mod presence;
 mod repeats;
@@ -23,50 +24,50 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::cluster::link::Receipt;
-use crate::cluster::routing::{ClaimedIds, NotClaimed, Routing};
+use crate::cluster::link::PeerAck;
+use crate::cluster::routing::{ClaimedIds, IdClaimError, Routing};
 use crate::hub::{Hub, Numbering};
 use crate::model::{
-    Draft, DraftError, Limits, Message, PresenceEvent, Published, Stamp, UsageKind, check_draft,
+    Draft, DraftError, Limits, Message, PresenceEvent, PublishedMessages, Stamp, UsageKind, check_draft,
 };
-use crate::origin::history::{Done, HistoryStore, IdScope, StoreError};
-use crate::origin::outbox::{Outbox, Source};
-use crate::pulse;
-use crate::telemetry::traces::Kind;
-use crate::telemetry::{Limit, OFTEN, Span};
+use crate::origin::history::{HistoryStore, IdScope, StoreCallback, StoreError};
+use crate::origin::outbox::{EventOutbox, EventSource};
+use crate::stall_detector;
+use crate::telemetry::traces::TraceSpanKind;
+use crate::telemetry::{Limit, RATE_LIMITED, TraceSpan};
 
-pub use departures::Departure;
-use departures::Departures;
+pub use delayed_leaves::DelayedLeave;
+use delayed_leaves::DelayedLeaves;
 pub use presence::{PresenceDone, PresenceError, PresenceRequest};
 use request::limit_of;
 pub use request::{PublishAck, PublishError, PublishRequest};
-use targets::Targets;
+use targets::PublishTargets;
 
 pub type PublishDone = Box<dyn FnOnce(Result<PublishAck, PublishError>) + Send>;
 
-/// Cheap to clone.
+/// Publishes messages and presence of one node. Cheap to clone.
 #[derive(Clone)]
 pub struct Publisher {
-    inner: Arc<Inner>,
+    inner: Arc<PublisherInner>,
 }
 
-struct Inner {
+struct PublisherInner {
     hub: Arc<Hub>,
     store: Arc<dyn HistoryStore>,
     limits: Limits,
-    /// A store that has not answered by then leaves the outcome unknown to the publisher.
+    /// Time after which the outcome of an unanswered store operation is unknown to the publisher.
     store_wait: Duration,
-    /// Numbers the ids that the node gives, over all channels.
+    /// Counter of the message ids that the node gives, over all channels.
     next_id: AtomicU64,
     published: metrics::Counter,
     presence: metrics::Counter,
-    departures: Departures,
-    targets: Targets,
-    /// The other nodes, where there may be some.
+    delayed_leaves: DelayedLeaves,
+    targets: PublishTargets,
+    /// Routing to the peers; none on a single node.
     routing: Option<Arc<Routing>>,
-    /// Given ids are claimed on these nodes, too: the store is that of this one.
+    /// Whether given ids are also claimed at the peers, because this node has a store of its own.
     claims_ids: bool,
-    /// Something was delivered that its store did not take.
+    /// Whether a delivered message was refused by the store.
     missed: AtomicBool,
     has_missed: Notify,
 }
@@ -80,10 +81,10 @@ impl Publisher {
     ) -> Self {
         let published = metrics::counter!("fanfare_published_messages_total");
         if let Some(routing) = routing {
-            store.set_deliveries(repeats::Delivered::by(routing));
+            store.set_deliveries(repeats::DeliveryProbe::by(routing));
         }
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(PublisherInner {
                 hub: Arc::clone(hub),
                 store: Arc::clone(store),
                 store_wait: Duration::from_millis(limits.store_wait_ms),
@@ -91,8 +92,8 @@ impl Publisher {
                 next_id: AtomicU64::new(1),
                 published,
                 presence: metrics::counter!("fanfare_presence_events_total"),
-                departures: Departures::default(),
-                targets: Targets::default(),
+                delayed_leaves: DelayedLeaves::default(),
+                targets: PublishTargets::default(),
                 routing: routing.map(Arc::clone),
                 claims_ids: routing.is_some() && !store.is_shared(),
                 missed: AtomicBool::new(false),
@@ -109,33 +110,34 @@ impl Publisher {
         &self.inner.store
     }
 
-    /// The other nodes, where there may be some.
+    /// Routing to the peers; none on a single node.
     pub fn routing(&self) -> Option<&Arc<Routing>> {
         self.inner.routing.as_ref()
     }
 
-    /// From now on what is published also goes to the integrations of its account.
-    pub fn open_outbox(&self, outbox: Outbox) {
+    /// Opens the outbox: publishes from now on also go to the integrations of their account.
+    pub fn open_outbox(&self, outbox: EventOutbox) {
         self.inner.targets.open(outbox);
     }
 
-    /// Every message so far of which the store has answered, and whose channel keeps history, is stored.
+    /// Whether every message that the store has answered so far is stored, in channels that keep history.
     pub fn stores_all(&self) -> bool {
         !self.inner.missed.load(Ordering::SeqCst)
     }
 
-    /// Resolves when [`Publisher::stores_all`] has come to be false. For one who waits.
-    pub async fn has_missed(&self) {
+    /// Resolves when [`Publisher::stores_all`] has become false. For a single waiter.
+    pub async fn wait_unstored(&self) {
         self.inner.has_missed.notified().await;
     }
 
-    /// Publishes; `done` runs exactly once, at once for a refusal, else when the outcome is settled, on any thread.
+    /// Publishes messages. `done` runs exactly once: at once for a refusal, else when the outcome is known, on any
+    /// thread.
     ///
-    /// Without given ids the messages are numbered and on their way when this returns. With `queued` (or an id)
-    /// they pass the store's look-up of ids first, in the order of the calls: a caller that has such a publish
-    /// under way queues what follows, and so keeps its order.
+    /// Without given ids the messages are numbered and on their way when this returns. With `queued`, or a given id,
+    /// they first pass the store's look-up of ids, in the order of the calls: a caller with such a publish in progress
+    /// queues the following ones, and so keeps its order.
     pub fn publish(&self, mut request: PublishRequest, queued: bool, done: PublishDone) {
-        pulse::pass();
+        stall_detector::halt_if_stalled();
         if request.messages.is_empty() {
             let error = DraftError::Bad("messages must not be empty".into());
             return request.refuse(PublishError::Draft(error), done);
@@ -156,13 +158,13 @@ impl Publisher {
         if !queued && request.messages.iter().all(|draft| draft.id.is_none()) {
             let stamps = vec![None; request.messages.len()];
             let (repeats, span, claimed) = (Vec::new(), request.take_span(), ClaimedIds::default());
-            let answer = Answer { stamps, repeats, done, span, _claimed: claimed };
+            let answer = PublishAnswer { stamps, repeats, done, span, _claimed: claimed };
             return self.inner.commit(request, answer);
         }
         self.claim(request, done);
     }
 
-    /// The same, awaited for as long as a store may take.
+    /// Publishes and waits for the outcome, as long as a store may take.
     pub async fn publish_and_wait(&self, request: PublishRequest) -> Result<PublishAck, PublishError> {
         let wait = self.inner.store_wait;
         let congested = async {
@@ -181,7 +183,8 @@ impl Publisher {
         }
     }
 
-    /// Finds out which of the given ids were published before; one publish of a channel and clientId comes after another.
+    /// Looks up which of the given ids were published before. Publishes of one channel and clientId pass one after
+    /// another.
     fn claim(&self, mut request: PublishRequest, done: PublishDone) {
         let scope = IdScope {
             key: request.key.clone(),
@@ -193,7 +196,7 @@ impl Publisher {
         if !ids.is_empty() && self.inner.store.is_full() {
             return request.refuse(PublishError::Busy, done);
         }
-        let claim = Claim { scope, ids, request, repeats, begun: Instant::now(), done };
+        let claim = PublishClaim { scope, ids, request, repeats, begun: Instant::now(), done };
         let Some(routing) = self.inner.routing.as_ref().filter(|_| self.inner.claims_ids) else {
             return self.inner.look_up(claim, ClaimedIds::default());
         };
@@ -201,15 +204,15 @@ impl Publisher {
         let (scope, ids, until) = (claim.scope.clone(), claim.ids.clone(), claim.begun + inner.store_wait);
         let claimed = move |claimed| match claimed {
             Ok(claimed) => inner.look_up(claim, claimed),
-            Err(NotClaimed::Busy) => claim.request.refuse(PublishError::Busy, claim.done),
-            Err(NotClaimed::Late) => claim.request.refuse(PublishError::Unavailable, claim.done),
+            Err(IdClaimError::Busy) => claim.request.refuse(PublishError::Busy, claim.done),
+            Err(IdClaimError::Late) => claim.request.refuse(PublishError::Unavailable, claim.done),
         };
         routing.claim_ids(scope, &ids, until, Box::new(claimed));
     }
 }
 
-/// A publish with what it must know of its ids.
-struct Claim {
+/// A publish with the scope of its ids.
+struct PublishClaim {
     scope: IdScope,
     ids: Vec<Box<str>>,
     request: PublishRequest,
@@ -218,7 +221,7 @@ struct Claim {
     done: PublishDone,
 }
 
-/// Takes out every message whose id stands earlier in the same publish; gives for each its place and the earlier one's.
+/// Removes every message whose id occurs earlier in the same publish; returns the index of each and of the earlier one.
 fn drop_repeats(messages: &mut Vec<Draft>) -> Vec<(usize, usize)> {
     let mut first: HashMap<Box<str>, usize> = HashMap::new();
     let mut repeats = Vec::new();
@@ -240,21 +243,21 @@ fn drop_repeats(messages: &mut Vec<Draft>) -> Vec<(usize, usize)> {
     repeats
 }
 
-/// What is owed to the publisher.
-struct Answer {
-    /// Of the messages that are not repeats; known already for what was published before.
+/// The pending answer to the publisher.
+struct PublishAnswer {
+    /// Stamps of the messages that are not repeats; known already for ids that were published before.
     stamps: Vec<Option<Stamp>>,
     repeats: Vec<(usize, usize)>,
     done: PublishDone,
-    /// Of the publish.
-    span: Span,
-    /// Claimed until it is given.
+    /// Span of the publish.
+    span: TraceSpan,
+    /// Claim on the ids, held until the answer is given.
     _claimed: ClaimedIds,
 }
 
-impl Answer {
-    /// `published` fills what was not known.
-    fn give(self, published: Option<&Published>) {
+impl PublishAnswer {
+    /// Answers the publisher; `published` has the stamps that were not known.
+    fn give(self, published: Option<&PublishedMessages>) {
         let messages = published.iter().flat_map(|published| {
             let stamp = |sequence| Stamp { incarnation: published.incarnation, sequence };
             published.messages.iter().map(move |message| stamp(message.sequence))
@@ -276,23 +279,23 @@ impl Answer {
     }
 }
 
-impl Inner {
-    /// Asks the store which of the ids were published before, here or as others have told.
-    fn look_up(self: &Arc<Self>, claim: Claim, claimed: ClaimedIds) {
+impl PublisherInner {
+    /// Asks the store which of the ids were published before, here or at peers.
+    fn look_up(self: &Arc<Self>, claim: PublishClaim, claimed: ClaimedIds) {
         let inner = Arc::clone(self);
-        let Claim { scope, ids, mut request, repeats, begun, done } = claim;
+        let PublishClaim { scope, ids, mut request, repeats, begun, done } = claim;
         let found = move |found: Result<Vec<Option<Stamp>>, StoreError>| match found {
-            // The publisher was told so by now, and what it sent since may have gone ahead.
+            // The publisher was already told that the outcome is unknown, and its later publishes may have gone ahead.
             Ok(_) if begun.elapsed() >= inner.store_wait => request.refuse(PublishError::Unavailable, done),
             Ok(found) => {
-                let mut elsewhere = claimed.known.iter().copied();
-                let mut found = found.into_iter().map(|found| found.or(elsewhere.next().flatten()));
+                let mut known = claimed.known.iter().copied();
+                let mut found = found.into_iter().map(|found| found.or(known.next().flatten()));
                 let drafts = request.messages.iter();
                 let stamps =
                     drafts.map(|draft| draft.id.as_ref().and_then(|_| found.next().flatten())).collect();
                 drop(found);
                 let span = request.take_span();
-                let answer = Answer { stamps, repeats, done, span, _claimed: claimed };
+                let answer = PublishAnswer { stamps, repeats, done, span, _claimed: claimed };
                 let mut first_time = answer.stamps.iter().map(Option::is_none);
                 request.messages.retain(|_| first_time.next().unwrap_or(true));
                 drop(first_time);
@@ -300,15 +303,15 @@ impl Inner {
             }
             Err(StoreError::Busy) => request.refuse(PublishError::Busy, done),
             Err(error) => {
-                tracing::warn!(target: OFTEN, %error, "ids could not be looked up");
+                tracing::warn!(target: RATE_LIMITED, %error, "ids could not be looked up");
                 request.refuse(PublishError::Unavailable, done);
             }
         };
         self.store.find_ids(scope, ids, Box::new(found));
     }
 
-    /// Numbers, delivers and stores what is left of the request: all of it, or nothing.
-    fn commit(self: &Arc<Self>, request: PublishRequest, answer: Answer) {
+    /// Numbers, delivers and stores the remaining messages: all of them, or none.
+    fn commit(self: &Arc<Self>, request: PublishRequest, answer: PublishAnswer) {
         if request.messages.is_empty() {
             return answer.give(None);
         }
@@ -317,7 +320,7 @@ impl Inner {
         if stores && self.store.is_full() {
             return answer.fail(PublishError::Busy);
         }
-        let Ok(mut routes) = self.targets.of(&request.account, &request.key, Source::Message) else {
+        let Ok(mut routes) = self.targets.of(&request.account, &request.key, EventSource::Message) else {
             return answer.fail(PublishError::Busy);
         };
         let count = request.messages.len() as u64;
@@ -327,9 +330,9 @@ impl Inner {
             let published = number(request, numbering, self.next_id.fetch_add(count, Ordering::Relaxed));
             let (inner, stored) = (Arc::clone(self), Arc::clone(&published));
             let trace = answer.span.context();
-            let done: Done = Box::new(move |result| match result {
+            let done: StoreCallback = Box::new(move |result| match result {
                 Ok(()) => {
-                    pulse::pass();
+                    stall_detector::halt_if_stalled();
                     inner.published.increment(count);
                     usage.count(UsageKind::Publish, count, stored.bytes);
                     answer.give(Some(&stored));
@@ -338,54 +341,66 @@ impl Inner {
                     if retention_hours.is_some() && !inner.missed.swap(true, Ordering::SeqCst) {
                         inner.has_missed.notify_one();
                     }
-                    tracing::warn!(target: OFTEN, %error, "a publish was not stored");
+                    tracing::warn!(target: RATE_LIMITED, %error, "a publish was not stored");
                     answer.fail(PublishError::Unavailable);
                 }
             });
             let done = self.forward(&published, trace.as_deref(), done);
-            let done = traced(Span::within(trace.as_deref(), "store", Kind::Internal), done);
+            let done = traced(TraceSpan::within(trace.as_deref(), "store", TraceSpanKind::Internal), done);
             routes.set_trace(trace);
             self.keep(&published, routes, retention_hours, done);
             published
         });
     }
 
-    /// Sends the publish to the nodes that want it; what is to run when the store has it waits for them too.
-    fn forward(&self, published: &Published, trace: Option<&TraceContext>, done: Done) -> Done {
+    /// Sends the publish to the peers that have interest. The returned callback waits for their acks too.
+    fn forward(
+        &self,
+        published: &PublishedMessages,
+        trace: Option<&TraceContext>,
+        done: StoreCallback,
+    ) -> StoreCallback {
         let Some(routing) = &self.routing else { return done };
-        let (owed, span) = routing.forward(published, trace);
+        let (acks, span) = routing.forward(published, trace);
         let is_given = |message: &Message| message.id_given;
         if self.claims_ids && published.messages.iter().any(is_given) {
-            return both(done, |confirmed| {
+            return after_both(done, |confirmed| {
                 let confirmed = traced(span, confirmed);
-                routing.after_with_ids(owed, published, Box::new(move || confirmed(Ok(()))));
+                routing.on_peer_acks_and_ids(acks, published, Box::new(move || confirmed(Ok(()))));
             });
         }
-        owe(routing, owed, span, done)
+        await_peer_acks(routing, acks, span, done)
     }
 
-    /// Sends the event to all nodes; the same.
-    fn forward_presence(&self, event: &PresenceEvent, done: Done) -> Done {
+    /// Sends the presence event to all peers. The returned callback waits for their acks too.
+    fn forward_presence(&self, event: &PresenceEvent, done: StoreCallback) -> StoreCallback {
         match &self.routing {
-            Some(routing) => owe(routing, routing.forward_presence(event), Span::default(), done),
+            Some(routing) => {
+                await_peer_acks(routing, routing.forward_presence(event), TraceSpan::default(), done)
+            }
             None => done,
         }
     }
 }
 
-/// What is to run when the store has something then waits for these receipts too.
-fn owe(routing: &Routing, owed: Vec<Receipt>, span: Span, done: Done) -> Done {
-    if owed.is_empty() {
+/// A callback that waits for these peer acks before it runs `done`.
+fn await_peer_acks(
+    routing: &Routing,
+    acks: Vec<PeerAck>,
+    span: TraceSpan,
+    done: StoreCallback,
+) -> StoreCallback {
+    if acks.is_empty() {
         return done;
     }
-    both(done, |confirmed| {
+    after_both(done, |confirmed| {
         let confirmed = traced(span, confirmed);
-        routing.after(owed, Box::new(move || confirmed(Ok(()))));
+        routing.on_peer_acks(acks, Box::new(move || confirmed(Ok(()))));
     })
 }
 
-/// A callback that ends the span first; the same one where it is not recorded.
-fn traced(mut span: Span, done: Done) -> Done {
+/// A callback that first ends the span; `done` itself if the span is not recorded.
+fn traced(mut span: TraceSpan, done: StoreCallback) -> StoreCallback {
     if !span.is_recorded() {
         return done;
     }
@@ -398,11 +413,11 @@ fn traced(mut span: Span, done: Done) -> Done {
     })
 }
 
-/// A callback that runs when the store and what `begin` begins have both ended; an error is told at once.
-fn both(done: Done, begin: impl FnOnce(Done)) -> Done {
+/// A callback that runs `done` once the store and the work of `begin` have both ended; an error is passed on at once.
+fn after_both(done: StoreCallback, begin: impl FnOnce(StoreCallback)) -> StoreCallback {
     let both = Arc::new(Mutex::new((Some(done), 0)));
     let stored = Arc::clone(&both);
-    let one = move |both: &Mutex<(Option<Done>, u8)>, result: Result<(), StoreError>| {
+    let one = move |both: &Mutex<(Option<StoreCallback>, u8)>, result: Result<(), StoreError>| {
         let mut both = both.lock();
         both.1 += 1;
         let done = if both.1 == 2 || result.is_err() { both.0.take() } else { None };
@@ -415,8 +430,8 @@ fn both(done: Done, begin: impl FnOnce(Done)) -> Done {
     Box::new(move |result| one(&stored, result))
 }
 
-/// Gives each message its number, and where the client gave none an id that no other message of the node has.
-fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<Published> {
+/// Gives each message its sequence, and an id that is unique on this node if the client gave none.
+fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<PublishedMessages> {
     let messages = request.messages.into_iter().zip(0..).map(|(draft, place)| {
         let sequence = numbering.first_sequence + place;
         let id_given = draft.id.is_some();
@@ -425,7 +440,7 @@ fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<P
         Message { id, id_given, sequence, name: draft.name, data: draft.data, extras: draft.extras }
     });
     let messages = messages.collect();
-    Published::new(
+    PublishedMessages::new(
         request.key,
         numbering.incarnation,
         numbering.timestamp_ms,
@@ -436,9 +451,9 @@ fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<P
     )
 }
 
-/// Of a form that no serial has, so that none is taken for the other.
+/// A message id of the node, in a form that no serial has.
 fn given_id(incarnation: u64, number: u64) -> Box<str> {
-    // As long as it can be.
+    // The maximal length.
     let mut id = String::with_capacity(32);
     URL_SAFE_NO_PAD.encode_string(incarnation.to_be_bytes(), &mut id);
     write!(id, ":{number}").expect("a string takes every byte");

@@ -1,6 +1,6 @@
 //! The only place that starts tasks and threads: each has a name, an owner, and a stated end.
 
-mod merged;
+mod single_flight;
 
 use std::future::Future;
 use std::sync::mpsc::RecvTimeoutError;
@@ -11,16 +11,16 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use merged::Merged;
+pub use single_flight::SingleFlight;
 
 const THREADS_LAST: Duration = Duration::from_millis(500);
 
-/// What happens to a task when the node stops.
+/// The end of a task when the node stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnStop {
     /// Dropped at its next await.
     Cancel,
-    /// Told by [`Tasks::stopping`] and waited for until the deadline of [`Tasks::stop`].
+    /// Notified by [`Tasks::stopping`], and waited for until the deadline of [`Tasks::stop`].
     Finish,
 }
 
@@ -45,7 +45,7 @@ impl Tasks {
         }
     }
 
-    /// An owner whose tasks run elsewhere and end as those of this one, which waits for them.
+    /// An owner for tasks on another runtime, which end with those of this one and are waited for by it.
     pub fn on(&self, runtime: Handle) -> Self {
         let (tracker, stopping, failed) = (self.tracker.clone(), self.stopping.clone(), self.failed.clone());
         Self { runtime, tracker, stopping, failed, threads: Mutex::default() }
@@ -56,7 +56,7 @@ impl Tasks {
         self.stopping.clone()
     }
 
-    /// Resolves when a thread has ended that nobody told to, or has told it by this: the node is not whole any more and should stop.
+    /// Resolves when a thread has ended unasked, or has reported a failure by it: the node is broken and should stop.
     pub fn failed(&self) -> CancellationToken {
         self.failed.clone()
     }
@@ -94,7 +94,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// Tells every task, waits at most `deadline` for those that finish their work, then joins the threads.
+    /// Notifies every task, waits at most `deadline` for those that finish their work, then joins the threads.
     pub async fn stop(&self, deadline: Duration) {
         self.stopping.cancel();
         self.tracker.close();
@@ -110,7 +110,7 @@ impl Tasks {
                 }
             }
         });
-        // The threads were told before; a little beyond the deadline is theirs even if tasks took all of it.
+        // The threads were notified before. They get a little beyond the deadline, even if tasks took all of it.
         let until = until.max(tokio::time::Instant::now() + THREADS_LAST);
         if tokio::time::timeout_at(until, joined).await.is_err() {
             tracing::warn!("threads did not end in time");
@@ -118,10 +118,11 @@ impl Tasks {
     }
 }
 
-/// Runs `act` on a thread of its own, and waits for it no longer than that: for what may never end, as writing to who does not read.
+/// Runs `act` on its own thread and waits for it at most `deadline`: for work that may never end, such as writing to a reader that does not
+/// read.
 ///
 /// # Errors
-/// It has not ended by then, or no thread can be started.
+/// The work has not ended by then, or no thread can be started.
 pub fn at_most<T: Send + 'static>(
     deadline: Duration,
     act: impl FnOnce() -> T + Send + 'static,

@@ -2,7 +2,7 @@
 
 mod help;
 mod limits;
-mod often;
+mod rate_limited;
 mod refusals;
 mod repeats;
 mod store_times;
@@ -22,36 +22,39 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
 pub use limits::Limit;
-pub use often::{OFTEN, tell_held_back};
+pub use rate_limited::{RATE_LIMITED, log_held_back};
 pub use refusals::{AdminRefusal, PeerRefusal, count_close, count_loss, count_nack, count_tls_failure};
 pub use repeats::Repeats;
 pub use store_times::{StoreOperation, StoreTimes};
-pub use traces::Span;
+pub use traces::TraceSpan;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Text when stderr is a terminal, else JSON.
+    /// Text if stderr is a terminal, else JSON.
     Auto,
     Text,
     Json,
 }
 
-/// Lines of the log that wait for who reads them; further ones are dropped.
+/// Log lines that wait for the reader; further ones are dropped.
 const LINES_MAX: usize = 4_096;
 const LINES_DROPPED: &str = "fanfare_log_lines_dropped_total";
 static DROPPED: OnceLock<ErrorCounter> = OnceLock::new();
-/// Lines that the system did not take, as when their reader is gone.
+/// Lines that the system did not take, for example because the reader is gone.
 static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
-/// A warning of a start about its configuration, which passes every filter.
+/// Target of warnings about the configuration at start, which pass every filter.
 pub const CONFIGURATION: &str = "fanfare::configuration";
 
-/// Bounds of every histogram of seconds, from a fast disk to what nobody waits for any more.
+/// Buckets of every histogram of seconds, from a fast disk to a call that no caller waits for any more.
 const SECONDS: [f64; 14] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Counters without labels, there from the start, and what they count.
+/// Counters without labels that exist from the start, with their help texts.
 const COUNTERS: [(&str, &str); 8] = [
-    (LINES_DROPPED, "Lines of the log dropped, since nobody read those before, or that could not be written"),
+    (
+        LINES_DROPPED,
+        "Lines of the log dropped, since nobody read those before, or that could not be written",
+    ),
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
@@ -67,11 +70,11 @@ const GAUGES: [(&str, &str); 4] = [
     ("fanfare_directory_stale", "1 while the directory file was refused and an earlier one is in use"),
 ];
 
-/// Sends logs and panics to stderr from a thread of their own, so that no caller waits for a reader. `filter` is one that the
-/// configuration has accepted. The drop of the guard waits for the last lines, about a second at most while stderr is read.
+/// Writes logs and panics to stderr from a thread of their own, so that no caller waits for a reader. `filter` has been accepted by the
+/// configuration. Dropping the guard waits for the last lines, about a second at most while stderr is read.
 ///
 /// # Errors
-/// The process has a log subscriber already.
+/// The process already has a log subscriber.
 pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryInitError> {
     let text = match format {
         LogFormat::Auto => std::io::stderr().is_terminal(),
@@ -82,11 +85,11 @@ pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryIni
         .buffered_lines_limit(LINES_MAX)
         .lossy(true)
         .thread_name("log")
-        .finish(Counting { lines: io::stderr(), unwritten: &UNWRITTEN });
+        .finish(CountingWriter { lines: io::stderr(), unwritten: &UNWRITTEN });
     DROPPED.set(writer.error_counter()).ok();
     let lines = fmt::layer().with_writer(writer);
     let filter = EnvFilter::new(with_configuration(&with_quiet_drivers(filter)));
-    let registry = tracing_subscriber::registry().with(filter).with(often::Once);
+    let registry = tracing_subscriber::registry().with(filter).with(rate_limited::RateLimitLayer);
     if text {
         registry.with(lines.with_ansi(std::io::stderr().is_terminal())).try_init()?;
     } else {
@@ -96,7 +99,7 @@ pub fn start_logs(filter: &str, format: LogFormat) -> Result<WorkerGuard, TryIni
     Ok(end)
 }
 
-/// The hook of the standard library writes to stderr itself, and waits for who reads.
+/// Logs a panic. The hook of the standard library would write to stderr itself, and wait for its reader.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let thread = thread.name().unwrap_or_default();
@@ -107,24 +110,24 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     }
 }
 
-/// To be called every few seconds.
+/// Counts the dropped log lines; to be called every few seconds.
 pub fn count_dropped_lines() {
     let dropped = DROPPED.get().map_or(0, ErrorCounter::dropped_lines);
     metrics::counter!(LINES_DROPPED).absolute(dropped as u64 + UNWRITTEN.load(Ordering::Relaxed));
 }
 
-/// Reads what the system says of the process. To be called every few seconds.
+/// Measures the process by the system's figures; to be called every few seconds.
 pub fn measure_process() {
     metrics_process::Collector::default().collect();
 }
 
-/// Counts the lines that are not written. The writer of the log gives each line in one call of `write_all`.
-struct Counting<W> {
+/// Counts the lines that are not written. The log writer passes each line in one call of `write_all`.
+struct CountingWriter<W> {
     lines: W,
     unwritten: &'static AtomicU64,
 }
 
-impl<W: Write> Write for Counting<W> {
+impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.lines.write(bytes)
     }
@@ -140,7 +143,7 @@ impl<W: Write> Write for Counting<W> {
     }
 }
 
-/// A filter that leaves the node out would also leave out the warning of that. `off` alone is meant.
+/// Adds the target of configuration warnings to a filter that would hide them; `off` alone is kept.
 fn with_configuration(filter: &str) -> String {
     if filter.eq_ignore_ascii_case("off") {
         filter.to_owned()
@@ -149,8 +152,8 @@ fn with_configuration(filter: &str) -> String {
     }
 }
 
-/// The driver of the database tells of each of its connections as the node tells of itself. That of brokers tells what messages hold,
-/// and at `trace` the password; the node tells of each of its errors.
+/// Adds quieter levels for two drivers. The database driver logs each of its connections as the node does itself. The broker driver logs
+/// message contents, and the password at `trace`; the node logs each of its errors.
 fn with_quiet_drivers(filter: &str) -> String {
     let parts = || filter.split(',').map(str::trim);
     let is_plain = parts().any(|part| part.eq_ignore_ascii_case("info"));
@@ -160,9 +163,9 @@ fn with_quiet_drivers(filter: &str) -> String {
     format!("{filter}{scylla}{lapin}")
 }
 
-/// What renders the metrics; the first call makes it the recorder of the process, all nodes of which share it.
+/// The handle that renders the metrics. The first call installs the recorder of the process, which all its nodes share.
 ///
-/// Somebody must call `run_upkeep` every few seconds, else histograms grow until the next rendering.
+/// `run_upkeep` has to be called every few seconds, otherwise histograms grow until the next rendering.
 pub fn metrics() -> PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(install_recorder).clone()
@@ -205,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// The process that it starts panics while its standard error is a full pipe without a reader.
+    /// Starts a process that panics while its standard error is a full pipe without a reader.
     #[test]
     fn a_panic_does_not_wait_for_a_reader_of_the_log() {
         const NAME: &str = "telemetry::tests::a_panic_does_not_wait_for_a_reader_of_the_log";
@@ -238,7 +241,7 @@ mod tests {
     fn a_line_that_cannot_be_written_is_counted() {
         static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
         let (reader, lines) = io::pipe().expect("a pipe");
-        let mut counting = Counting { lines, unwritten: &UNWRITTEN };
+        let mut counting = CountingWriter { lines, unwritten: &UNWRITTEN };
         counting.write_all(b"read\n").expect("there is a reader");
         assert_eq!(UNWRITTEN.load(Ordering::Relaxed), 0);
         drop(reader);
@@ -255,7 +258,7 @@ mod tests {
             let filter = EnvFilter::builder().parse(&whole).expect("a filter");
             let lines = Arc::new(Mutex::new(Vec::new()));
             let own = Arc::clone(&lines);
-            let writer = move || Shared(Arc::clone(&own));
+            let writer = move || SharedLines(Arc::clone(&own));
             let subscriber =
                 tracing_subscriber::registry().with(filter).with(fmt::layer().with_writer(writer));
             tracing::subscriber::with_default(subscriber, || {
@@ -266,9 +269,9 @@ mod tests {
         assert_eq!(with_configuration("OFF"), "OFF");
     }
 
-    struct Shared(Arc<Mutex<Vec<u8>>>);
+    struct SharedLines(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Shared {
+    impl Write for SharedLines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())

@@ -1,4 +1,4 @@
-//! What the tests of several modules need of a directory, of a store of credentials and of a store of messages.
+//! Test doubles and builders that several modules share: a directory, a token store and a message store.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -9,37 +9,38 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::auth::{Claim, Kept, TokenStore};
-use crate::cluster::routing::{Behind, KeptNodes, Later, Local};
+use crate::auth::{NonceClaim, RevocationWrite, TokenStore};
+use crate::cluster::routing::{KeptNodes, LocalNode, NodeFuture, StoreBackfillQuery};
 use crate::model::{
-    AccountId, AttachedCount, ChannelKey, ClientId, ForwardedParts, IdScope, KeptNonce, Nonce, NoncePage,
-    PresenceEvent, Published, Revocation, Stamp, StampedIds,
+    AccountId, AttachedCount, ChannelKey, ClaimedNonce, ClientId, ForwardedParts, IdScope, Nonce, NoncePage,
+    PresenceEvent, PublishedMessages, Revocation, Stamp, StampedIds,
 };
 use crate::origin::history::{
-    BoxFuture, Done, FoundIds, HistoryPage, HistoryQuery, HistoryStore, KeptBy, StoreError, StoredQueues,
+    BoxFuture, HistoryPage, HistoryQuery, HistoryStore, IdLookupCallback, IncarnationPolicies, StoreCallback,
+    StoreError, StoredQueues,
 };
 use crate::origin::metering::MetricRow;
 
-/// Takes every nonce for new, and remembers nothing.
-pub(crate) struct NoTokens;
+/// A token store that accepts every nonce and remembers nothing.
+pub(crate) struct NoTokenStore;
 
-impl TokenStore for NoTokens {
-    fn claim_nonce(&self, _: Nonce) -> Claim {
+impl TokenStore for NoTokenStore {
+    fn claim_nonce(&self, _: Nonce) -> NonceClaim {
         Box::pin(async { Ok(true) })
     }
 
-    fn keep_revocation(&self, _: Revocation) -> Kept {
+    fn keep_revocation(&self, _: Revocation) -> RevocationWrite {
         Box::pin(async { Ok(()) })
     }
 }
 
-/// A [`HistoryStore`] that is well and answers `Off` to whatever a test does not give it.
+/// A healthy [`HistoryStore`] that answers `Off` to everything that a test does not override.
 pub(crate) trait FakeStore: Send + Sync + 'static {
-    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+    fn append(&self, _: Arc<PublishedMessages>, _: Option<u32>, done: StoreCallback) {
         done(Err(StoreError::Off));
     }
 
-    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: Done) {
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: StoreCallback) {
         done(Err(StoreError::Off));
     }
 
@@ -51,7 +52,7 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         false
     }
 
-    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>, found: IdLookupCallback) {
         found(Err(StoreError::Off));
     }
 
@@ -63,7 +64,7 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
         Err(StoreError::Off)
     }
 
-    fn lately_kept(&self) -> Result<KeptBy, StoreError> {
+    fn recent_policies(&self) -> Result<IncarnationPolicies, StoreError> {
         Err(StoreError::Off)
     }
 
@@ -85,11 +86,11 @@ pub(crate) trait FakeStore: Send + Sync + 'static {
 }
 
 impl<S: FakeStore> HistoryStore for S {
-    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+    fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         FakeStore::append(self, published, retention_hours, done);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
         FakeStore::append_presence(self, event, retention_hours, done);
     }
 
@@ -101,7 +102,7 @@ impl<S: FakeStore> HistoryStore for S {
         FakeStore::is_full(self)
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
         FakeStore::find_ids(self, scope, ids, found);
     }
 
@@ -117,11 +118,11 @@ impl<S: FakeStore> HistoryStore for S {
         Err(StoreError::Off)
     }
 
-    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
-        Box::pin(ready(FakeStore::lately_kept(self)))
+    fn recent_policies(&self) -> BoxFuture<'static, Result<IncarnationPolicies, StoreError>> {
+        Box::pin(ready(FakeStore::recent_policies(self)))
     }
 
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         Box::pin(ready(Ok(())))
     }
 
@@ -161,25 +162,28 @@ impl<S: FakeStore> HistoryStore for S {
     fn shutdown(&self) {}
 }
 
-/// What a node does for others, over a store that they share and that settles as often as it is let.
+/// A node's services for its peers, over a shared store that settles as often as permits are given.
 pub(crate) struct SharedLocal {
     pub(crate) settling: Arc<Semaphore>,
-    /// How often it was to settle.
+    /// Number of settle calls.
     pub(crate) asked: AtomicUsize,
-    /// What a dead run has stored.
-    pub(crate) stored: fn(&Behind) -> Option<Vec<ForwardedParts>>,
+    /// Store backfill of a failed incarnation.
+    pub(crate) stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>,
     pub(crate) nonces: Mutex<Vec<Nonce>>,
 }
 
 impl SharedLocal {
-    pub(crate) fn new(settles: usize, stored: fn(&Behind) -> Option<Vec<ForwardedParts>>) -> Arc<Self> {
+    pub(crate) fn new(
+        settles: usize,
+        stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>,
+    ) -> Arc<Self> {
         let (settling, asked) = (Arc::new(Semaphore::new(settles)), AtomicUsize::new(0));
         Arc::new(Self { settling, asked, stored, nonces: Mutex::default() })
     }
 }
 
-impl Local for SharedLocal {
-    fn close_client(&self, _: AccountId, _: ClientId) -> Later<Option<u64>> {
+impl LocalNode for SharedLocal {
+    fn close_client(&self, _: AccountId, _: ClientId) -> NodeFuture<Option<u64>> {
         Box::pin(ready(None))
     }
 
@@ -187,7 +191,7 @@ impl Local for SharedLocal {
         Some(0)
     }
 
-    fn attached(&self, _: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {
+    fn attached(&self, _: Vec<ChannelKey>) -> NodeFuture<Option<Vec<AttachedCount>>> {
         Box::pin(ready(None))
     }
 
@@ -195,7 +199,7 @@ impl Local for SharedLocal {
         0
     }
 
-    fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>> {
+    fn claim_nonce(&self, nonce: Nonce) -> NodeFuture<Option<bool>> {
         let mut nonces = self.nonces.lock();
         let is_first = !nonces.contains(&nonce);
         if is_first {
@@ -204,15 +208,15 @@ impl Local for SharedLocal {
         Box::pin(ready(Some(is_first)))
     }
 
-    fn nonces(&self, _: Option<Box<[u8]>>) -> Later<Option<NoncePage>> {
-        let kept = |nonce: &Nonce| KeptNonce { nonce: nonce.clone(), age_ms: 0 };
+    fn nonces(&self, _: Option<Box<[u8]>>) -> NodeFuture<Option<NoncePage>> {
+        let kept = |nonce: &Nonce| ClaimedNonce { nonce: nonce.clone(), age_ms: 0 };
         let nonces = self.nonces.lock().iter().map(kept).collect();
         Box::pin(ready(Some(NoncePage { nonces, next: None })))
     }
 
-    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
+    fn keep_nonces(&self, nonces: Vec<ClaimedNonce>) -> NodeFuture<Option<()>> {
         let mut known = self.nonces.lock();
-        for KeptNonce { nonce, .. } in nonces {
+        for ClaimedNonce { nonce, .. } in nonces {
             if !known.contains(&nonce) {
                 known.push(nonce);
             }
@@ -220,13 +224,13 @@ impl Local for SharedLocal {
         Box::pin(ready(Some(())))
     }
 
-    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>> {
+    fn find_ids(&self, _: IdScope, _: Vec<Box<str>>) -> NodeFuture<Option<Vec<Option<Stamp>>>> {
         Box::pin(ready(None))
     }
 
     fn keep_ids(&self, _: IdScope, _: StampedIds) {}
 
-    fn revoke(&self, _: Vec<Revocation>) -> Later<Option<()>> {
+    fn revoke(&self, _: Vec<Revocation>) -> NodeFuture<Option<()>> {
         Box::pin(ready(None))
     }
 
@@ -234,7 +238,7 @@ impl Local for SharedLocal {
         Vec::new()
     }
 
-    fn queues_changed(&self) -> Later<Option<()>> {
+    fn queues_changed(&self) -> NodeFuture<Option<()>> {
         Box::pin(ready(Some(())))
     }
 
@@ -242,22 +246,22 @@ impl Local for SharedLocal {
         true
     }
 
-    fn settled(&self) -> Later<Option<()>> {
+    fn settled(&self) -> NodeFuture<Option<()>> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let settling = Arc::clone(&self.settling);
         Box::pin(async move { settling.acquire_owned().await.ok().map(OwnedSemaphorePermit::forget) })
     }
 
-    fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>> {
+    fn stored(&self, behind: StoreBackfillQuery) -> NodeFuture<Option<Vec<ForwardedParts>>> {
         Box::pin(ready((self.stored)(&behind)))
     }
 
-    fn keep_nodes(&self, _: KeptNodes) -> Later<()> {
+    fn keep_nodes(&self, _: KeptNodes) -> NodeFuture<()> {
         Box::pin(ready(()))
     }
 }
 
-/// The text of a directory in the making. What is added belongs to the account named last.
+/// A builder of directory texts. Additions belong to the account named last.
 #[derive(Default)]
 pub(crate) struct DirectoryText(String);
 
@@ -267,7 +271,7 @@ impl DirectoryText {
         self.account_in(id, "")
     }
 
-    /// The same; `tenant` is a line of the tenant's, such as `connection_limit = 1`.
+    /// An account in a tenant of the same id; `tenant` is a line of the tenant, such as `connection_limit = 1`.
     pub(crate) fn account_in(mut self, id: &str, tenant: &str) -> Self {
         write!(self.0, "[[tenants]]\nid = \"{id}\"\n{tenant}\n[[tenants.accounts]]\nid = \"{id}\"\n")
             .expect("a String takes all");

@@ -1,21 +1,24 @@
-//! The body in which an integration receives records of one channel.
+//! The body in which an integration receives records of one channel, in the format of
+//! `docs/guides/webhooks.md`.
 
 use crate::writer::{Object, write_array};
 
-/// All of an envelope but its records.
+/// The fields of an envelope without its records.
 #[derive(Debug, Clone, Copy)]
 pub struct EnvelopeHead<'a> {
     /// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
     pub source: &'a str,
+    /// Account in which the events happened.
     pub account_id: &'a str,
+    /// Channel of all records.
     pub channel: &'a str,
-    /// The node at which the records entered.
+    /// Node at which the events entered.
     pub node_id: &'a str,
-    /// The id of the integration, or of the rule of a queue.
+    /// Id of the integration, or of the queue's rule; that of the queue if it has no rules.
     pub rule_id: &'a str,
 }
 
-/// Appends the compact JSON text of an envelope; each record is a JSON text already.
+/// Appends the compact JSON text of an envelope. Each record is a JSON text itself.
 pub fn write_envelope<'a>(
     out: &mut Vec<u8>,
     head: &EnvelopeHead<'_>,

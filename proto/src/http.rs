@@ -1,6 +1,12 @@
-//! Bodies of the HTTP interface.
+//! Bodies of the HTTP interface, in the format of `docs/openapi.yaml`.
 
-use std::borrow::Cow;
+mod record;
+
+pub use record::{
+    PresenceRecord, Record, StoredRecord, read_record, write_occupancy_record, write_presence_record,
+    write_record,
+};
+
 use std::fmt;
 
 use serde::de::{Deserializer as _, IgnoredAny, SeqAccess, Visitor};
@@ -11,15 +17,18 @@ use crate::frame::Draft;
 use crate::json;
 use crate::writer::{Object, write_array};
 
-/// The body of every error; `reason` names a ceiling.
+/// The body of every error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
+    /// Sentence for a person.
     pub error: String,
+    /// Name of the limit that was reached, such as `rate_limit`; with status 429 alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
 impl ErrorBody {
+    /// Makes a body without a reason.
     pub fn new(error: impl Into<String>) -> Self {
         Self { error: error.into(), reason: None }
     }
@@ -28,62 +37,74 @@ impl ErrorBody {
 /// The answer to a publish.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Published {
+    /// Channel name.
     pub channel: String,
-    /// Always true.
+    /// Always `true`.
     pub published: bool,
 }
 
 impl Published {
+    /// Makes the answer for a channel.
     pub fn new(channel: impl Into<String>) -> Self {
         Self { channel: channel.into(), published: true }
     }
 }
 
-/// The answer of `/time`, in epoch milliseconds.
+/// The answer of `/time`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Time {
+    /// Clock of the node, in epoch milliseconds.
     pub now: u64,
 }
 
-/// `limit` is null when no ceiling applies.
+/// The answer of `/api/connections/count`: connections of the tenant on all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionCount {
+    /// Open connections, which may be more than a limit that was lowered.
     pub connections: u64,
+    /// Greatest number of connections; `null` if there is no limit.
     pub limit: Option<u64>,
 }
 
-/// A channel with live connections, of the listing `/api/channels`.
+/// One channel of [`ChannelList`]: it has live connections.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelEntry {
+    /// Channel name.
     pub name: String,
+    /// Connections that are attached.
     pub connections: u64,
-    /// Distinct clientIds, or connections when none is identified.
+    /// Distinct client ids among the connections, or connections if none has one.
     pub subscribers: u64,
 }
 
+/// The answer of `/api/channels`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelList {
+    /// Channels with live connections.
     pub channels: Vec<ChannelEntry>,
 }
 
 /// The answer of `/api/channels/{channel}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelDetails {
+    /// Channel name.
     pub name: String,
+    /// Numbers of connections and members.
     pub occupancy: Occupancy,
+    /// Nodes whose connections are counted.
     pub source: OccupancySource,
 }
 
-/// How many are at a channel.
+/// Numbers of connections and members at a channel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Occupancy {
-    /// Connections that are attached.
+    /// Connections that are attached, event streams included.
     pub connections: u64,
-    /// Those of them whose credential may publish there.
+    /// Attached connections whose credential may publish on the channel.
     pub publishers: u64,
-    /// Those of them that messages are delivered to.
+    /// Attached connections to which messages are delivered.
     pub subscribers: u64,
-    /// Presence members.
+    /// Presence members, of all nodes in any case.
     pub members: u64,
 }
 
@@ -93,11 +114,12 @@ pub struct Occupancy {
 pub enum OccupancySource {
     /// All nodes.
     Cluster,
-    /// The answering node alone, as another one has not answered.
+    /// The answering node alone, since another one has not answered.
     Node,
 }
 
 impl OccupancySource {
+    /// Gives the text of the JSON bodies.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cluster => "cluster",
@@ -106,163 +128,118 @@ impl OccupancySource {
     }
 }
 
-/// A live connection, of the listing `/api/connections`; `connected_at` in epoch milliseconds.
+/// One live connection of [`ConnectionList`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ConnectionEntry {
+    /// Connection id, `c_` and 22 base64url characters.
     pub connection_id: String,
+    /// Client id; `None` if the connection has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
-    /// Sorted by name.
+    /// Attached channels, sorted by name.
     pub channels: Vec<String>,
+    /// Number of attached channels.
     pub channel_count: usize,
     /// `websocket` or `sse`.
     pub transport: String,
+    /// False if the node runs without authentication.
     pub authenticated: bool,
+    /// Beginning of the connection, in epoch milliseconds.
     pub connected_at: u64,
 }
 
+/// The answer of `/api/connections`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionList {
+    /// Live connections.
     pub connections: Vec<ConnectionEntry>,
 }
 
-/// How many connections of a client were closed.
+/// The answer to a request that closes the connections of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Closed {
+    /// Number of connections that were closed.
     pub closed: u64,
 }
 
-/// What a node counted of one kind within a minute; `minute` is where that begins, in epoch milliseconds.
+/// One row of [`MetricSeries`]: what a node counted of one kind within a minute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricRow<'a> {
+    /// Account of the count.
     pub account_id: &'a str,
+    /// Beginning of the minute, in epoch milliseconds.
     pub minute: u64,
-    /// `*` for the sum over all nodes.
+    /// Node that counted; `*` for the sum over all nodes.
     pub node_id: &'a str,
+    /// Kind of the count, such as `publish`, `deliver` or `history-read`.
     pub kind: &'a str,
+    /// Number of messages, requests or other events of the kind.
     pub count: u64,
+    /// Size of the counted events, in bytes; 0 for kinds without a size.
     pub bytes: u64,
 }
 
-/// The answer of `/api/metrics/series`: the rows of the last `window_ms`.
+/// The answer of `/api/metrics/series`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MetricSeries<'a> {
+    /// Rows by minute, node and kind.
     #[serde(borrow)]
     pub series: Vec<MetricRow<'a>>,
+    /// Time back from now that the rows are of, in milliseconds.
     pub window_ms: u64,
 }
 
-/// A publish to several channels; both lists hold at least one.
+/// A publish of the same messages to several channels. [`parse_batch`] gives neither list empty.
 #[derive(Debug, Clone)]
 pub struct BatchRequest {
+    /// Channel names.
     pub channels: Vec<String>,
+    /// Messages, in their order for each channel.
     pub messages: Vec<Draft>,
 }
 
-/// What became of one channel of a batch.
+/// The outcome for one channel of a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum BatchResult {
-    Refused { channel: String, error: String, status: u16 },
-    Published { channel: String, published: bool },
+    /// Nothing was published to the channel.
+    Refused {
+        /// Channel name.
+        channel: String,
+        /// Sentence for a person.
+        error: String,
+        /// HTTP status that a publish to this channel alone would have had.
+        status: u16,
+    },
+    /// All messages were published to the channel.
+    Published {
+        /// Channel name.
+        channel: String,
+        /// Always `true`.
+        published: bool,
+    },
 }
 
 /// The answer to a batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchResponse {
+    /// Outcome of each channel, in the order of the request.
     pub results: Vec<BatchResult>,
 }
 
-/// One message of the history; `timestamp` in epoch milliseconds.
-#[derive(Debug, Clone, Copy)]
-pub struct Record<'a> {
-    pub channel: &'a str,
-    pub name: Option<&'a str>,
-    pub data: Option<&'a RawValue>,
-    pub id: &'a str,
-    pub client_id: Option<&'a str>,
-    pub connection_id: &'a str,
-    pub extras: Option<&'a RawValue>,
-    pub timestamp: u64,
-}
-
-/// Appends the compact JSON text of a record.
-pub fn write_record(out: &mut Vec<u8>, record: &Record<'_>) {
-    Object::begin(out)
-        .text("channel", record.channel)
-        .text_if("name", record.name)
-        .raw_if("data", record.data)
-        .text("id", record.id)
-        .text_if("clientId", record.client_id)
-        .text("connectionId", record.connection_id)
-        .raw_if("extras", record.extras)
-        .number("timestamp", record.timestamp)
-        .end();
-}
-
-/// A record of a message as it is read back from its text.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StoredRecord<'a> {
-    pub name: Option<String>,
-    #[serde(borrow, default, deserialize_with = "json::present_ref")]
-    pub data: Option<&'a RawValue>,
-    #[serde(borrow)]
-    pub id: Cow<'a, str>,
-    pub client_id: Option<String>,
-    #[serde(borrow)]
-    pub connection_id: Cow<'a, str>,
-    #[serde(borrow, default, deserialize_with = "json::present_ref")]
-    pub extras: Option<&'a RawValue>,
-    pub timestamp: u64,
-}
-
-/// Reads what [`write_record`] wrote; the error says where the text is another one.
-pub fn read_record(text: &str) -> Result<StoredRecord<'_>, serde_json::Error> {
-    serde_json::from_str(text)
-}
-
-/// One presence event of the history; `timestamp` in epoch milliseconds.
-#[derive(Debug, Clone, Copy)]
-pub struct PresenceRecord<'a> {
-    pub channel: &'a str,
-    /// An integration receives it, the history does not give it.
-    pub id: Option<&'a str>,
-    pub action: &'a str,
-    pub client_id: &'a str,
-    pub connection_id: &'a str,
-    pub data: Option<&'a RawValue>,
-    pub timestamp: u64,
-}
-
-/// Appends the compact JSON text of a presence record.
-pub fn write_presence_record(out: &mut Vec<u8>, record: &PresenceRecord<'_>) {
-    Object::begin(out)
-        .text("channel", record.channel)
-        .text_if("id", record.id)
-        .text("action", record.action)
-        .text("clientId", record.client_id)
-        .text("connectionId", record.connection_id)
-        .raw_if("data", record.data)
-        .number("timestamp", record.timestamp)
-        .end();
-}
-
-/// Appends the compact JSON text of what an integration receives when a channel becomes occupied or vacated; `timestamp`, of when a node
-/// noticed it, in epoch milliseconds.
-pub fn write_occupancy_record(out: &mut Vec<u8>, channel: &str, id: &str, timestamp: u64) {
-    Object::begin(out).text("channel", channel).text("id", id).number("timestamp", timestamp).end();
-}
-
-/// One member of a channel's presence; `updated_at`, of its last event, in epoch milliseconds.
+/// One member in a list of a channel's presence.
 #[derive(Debug, Clone, Copy)]
 pub struct PresenceMember<'a> {
+    /// Client id of the member.
     pub client_id: &'a str,
+    /// Connection id of the member.
     pub connection_id: &'a str,
+    /// JSON text of the member; `None` if it has none.
     pub data: Option<&'a RawValue>,
+    /// Time of the member's last event, in epoch milliseconds.
     pub updated_at: u64,
 }
 
@@ -276,24 +253,28 @@ pub fn write_presence_member(out: &mut Vec<u8>, member: &PresenceMember<'_>) {
         .end();
 }
 
-/// A channel with presence members, and how many.
+/// One channel of [`PresenceList`]: it has presence members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceChannel {
+    /// Channel name.
     pub channel: String,
+    /// Number of members.
     pub members: u64,
 }
 
+/// The list of an account's channels with presence members.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PresenceList {
+    /// Channels with at least one member.
     pub channels: Vec<PresenceChannel>,
 }
 
-/// `{"messages":[…]}` of records that are JSON texts already.
+/// Writes `{"messages":[…]}` around records, each a JSON text.
 pub fn history_body<'a>(records: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
     listing("messages", records)
 }
 
-/// `{"events":[…]}` of records that are JSON texts already.
+/// Writes `{"events":[…]}` around records, each a JSON text.
 pub fn presence_history_body<'a>(records: impl IntoIterator<Item = &'a str, IntoIter: Clone>) -> Vec<u8> {
     listing("events", records)
 }
@@ -308,10 +289,15 @@ fn listing<'a>(name: &str, records: impl IntoIterator<Item = &'a str, IntoIter: 
     out
 }
 
-/// Why a body was refused: HTTP 400 with this sentence.
+/// Reasons for which a body is refused: HTTP 400 with the text of the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyError {
-    TooDeep { nesting_max: usize },
+    /// Body with more levels of nesting than allowed.
+    TooDeep {
+        /// Levels that are allowed.
+        nesting_max: usize,
+    },
+    /// Body that is not JSON, or has a field that is missing or wrong: a sentence.
     Malformed(String),
 }
 
@@ -341,8 +327,14 @@ impl From<json::Error> for BodyError {
     }
 }
 
-/// One message, or an array of at least one. Names and sizes are not checked. Of more than `messages_max` one too many is
-/// given, so that many small ones do not take a multiple of their text.
+/// Reads the body of a publish: one message, or an array of at least one. Lengths and characters are not
+/// checked.
+///
+/// Of an array with more than `messages_max` messages, the first `messages_max` + 1 are given, so that many
+/// small ones take no multiple of the body's memory.
+///
+/// # Errors
+/// [`BodyError`] says what is wrong.
 pub fn parse_publish(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<Vec<Draft>, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     let drafts = match text.bytes().next() {
@@ -356,7 +348,10 @@ pub fn parse_publish(body: &[u8], nesting_max: usize, messages_max: usize) -> Re
     Ok(drafts)
 }
 
-/// As [`parse_publish`] of the messages.
+/// Reads the body of a batch. `messages_max` bounds its messages as in [`parse_publish`].
+///
+/// # Errors
+/// [`BodyError`] says what is wrong.
 pub fn parse_batch(body: &[u8], nesting_max: usize, messages_max: usize) -> Result<BatchRequest, BodyError> {
     let text = json::tidy(body, nesting_max)?;
     if !text.starts_with('{') {
@@ -379,7 +374,7 @@ fn drafts(text: &str, messages_max: usize) -> Result<Vec<Draft>, BodyError> {
     Ok(drafts)
 }
 
-/// Keeps one more than so many, and passes over the rest.
+/// Visitor that keeps that many messages and one more, and passes over the rest.
 struct AtMost(usize);
 
 impl<'de> Visitor<'de> for AtMost {
@@ -409,7 +404,7 @@ fn array<'a>(name: &str, value: Option<&'a RawValue>) -> Result<&'a str, BodyErr
     }
 }
 
-/// The fields of a batch, each still as text.
+/// The fields of a batch as JSON texts.
 #[derive(Deserialize)]
 struct Fields<'a> {
     #[serde(borrow, default, deserialize_with = "json::present_ref")]

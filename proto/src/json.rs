@@ -1,4 +1,4 @@
-//! JSON text from outside: what must be checked before serde sees it, and small writers.
+//! JSON text from outside: checks before serde reads it, and small writers.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,14 +6,17 @@ use std::fmt;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// Why a text was refused before its syntax was looked at.
+/// Reasons for which a text is refused before its syntax is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
+    /// Text that is not UTF-8.
     Utf8,
+    /// Text with more levels of nesting than allowed.
     Nesting {
+        /// Levels that are allowed.
         nesting_max: usize,
     },
-    /// A `\u` escape of half a character.
+    /// A `\u` escape of one half of a surrogate pair.
     LoneSurrogate,
 }
 
@@ -29,8 +32,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Checks UTF-8, nesting (each open bracket is a level) and surrogate escapes, and drops insignificant white
-/// space. Borrowed when there is none between tokens. The syntax is still to be checked by serde.
+/// Checks UTF-8, nesting and surrogate escapes, and drops insignificant white space. Each open bracket is a
+/// level.
+///
+/// The result is borrowed if no white space stands between tokens. Its syntax is not checked.
+///
+/// # Errors
+/// [`Error`] says which check fails.
 pub fn tidy(input: &[u8], nesting_max: usize) -> Result<Cow<'_, str>, Error> {
     let text = std::str::from_utf8(input).map_err(|_| Error::Utf8)?.trim_matches(is_space_char);
     let bytes = text.as_bytes();
@@ -52,7 +60,7 @@ pub fn tidy(input: &[u8], nesting_max: usize) -> Result<Cow<'_, str>, Error> {
             }
             b' ' | b'\t' | b'\n' | b'\r' => {
                 let end = space_end(bytes, at);
-                // Between two scalars it stays, or `1 2` would become a valid 12.
+                // White space between two scalars stays, or `1 2` would become a valid 12.
                 if is_structural(bytes[at - 1]) || bytes.get(end).is_some_and(|next| is_structural(*next)) {
                     tidied
                         .get_or_insert_with(|| String::with_capacity(text.len()))
@@ -73,12 +81,13 @@ pub fn tidy(input: &[u8], nesting_max: usize) -> Result<Cow<'_, str>, Error> {
     })
 }
 
-/// A serde helper for optional fields that tell `null` (`Some("null")`) from absent; needs `#[serde(default)]`.
+/// Reads an optional field, for serde's `deserialize_with`: `null` is `Some("null")`, an absent field `None`.
+/// The field needs `#[serde(default)]`, too.
 pub fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Like [`present`], borrowed from the input.
+/// Reads an optional field as [`present`] does, borrowed from the input.
 pub(crate) fn present_ref<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<&'de RawValue>, D::Error> {
@@ -90,7 +99,7 @@ pub fn write_string(out: &mut Vec<u8>, text: &str) {
     serde_json::to_writer(out, text).expect("a vector takes every byte");
 }
 
-/// The string that a JSON value is, if it is one.
+/// Gives the string that a JSON value is, or `None` for another value.
 pub(crate) fn as_text(value: &RawValue) -> Option<Cow<'_, str>> {
     let literal = value.get();
     let inner = literal.strip_prefix('"')?.strip_suffix('"')?;
@@ -101,8 +110,10 @@ pub(crate) fn as_text(value: &RawValue) -> Option<Cow<'_, str>> {
     }
 }
 
-/// A serde error's text without the place, which means nothing to who sent a tidied or converted text, and without the
-/// value that was refused, which may be a key or a token in the wrong place. What was expected names the field.
+/// Gives the text of a serde error without the place and the value.
+///
+/// The place is that of a tidied or converted text, unknown to the sender. The value may be a key or a token
+/// in the wrong place; the expectation that follows it in the text names the field.
 pub(crate) fn error_text(error: &serde_json::Error) -> String {
     let mut text = error.to_string();
     text.truncate(text.rfind(" at line ").unwrap_or(text.len()));

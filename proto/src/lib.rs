@@ -1,6 +1,9 @@
-//! Every byte format of Fanfare: socket frames, HTTP bodies and paths, and the text a TokenRequest signs.
+//! Every byte format of Fanfare: socket frames, HTTP bodies and paths, messages between nodes, and the text
+//! that a TokenRequest signs.
 //!
-//! Nothing here knows time, state or input and output; what comes from outside is read with bounds.
+//! The crate knows no time, state or I/O. It reads what comes from outside within bounds.
+
+#![warn(missing_docs)]
 
 pub mod envelope;
 pub mod frame;

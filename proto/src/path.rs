@@ -1,30 +1,39 @@
-//! Channel names in paths.
+//! Paths of the HTTP interface that name a channel, and percent-encoding.
 
 use std::fmt;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
+/// Operations on a channel, by the end of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// The channel itself: the path ends with its name.
     Channel,
+    /// `/publish`.
     Publish,
+    /// `/history`.
     History,
+    /// `/presence`.
     Presence,
+    /// `/presence/history`.
     PresenceHistory,
 }
 
-/// What a path below `/api/channels/` names; the channel is decoded but its name not checked.
+/// A path below `/api/channels/`, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelRoute {
+    /// Decoded channel name, not checked.
     pub channel: String,
+    /// Operation that the path ends with.
     pub operation: Operation,
 }
 
-/// HTTP 400.
+/// Reasons for which a path is refused: HTTP 400.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathError {
+    /// `%` without two hexadecimal digits.
     Escape,
+    /// Decoded text that is not UTF-8.
     Utf8,
 }
 
@@ -39,7 +48,7 @@ impl fmt::Display for PathError {
 
 impl std::error::Error for PathError {}
 
-/// Longest first: the first that leaves a channel decides.
+/// Ends of paths, the longest first: the first one that leaves a channel name decides.
 const OPERATIONS: [(&str, Operation); 5] = [
     ("/presence/history", Operation::PresenceHistory),
     ("/presence", Operation::Presence),
@@ -48,9 +57,12 @@ const OPERATIONS: [(&str, Operation); 5] = [
     ("", Operation::Channel),
 ];
 
-/// The channel and operation of a path as it came, without query; none when it is no path of this kind.
+/// Reads a path as the client sent it, without its query. Gives `None` for a path of another kind.
 ///
-/// The operation is matched before decoding, then the rest is percent-decoded exactly once (`+` is a plus).
+/// The operation is found before decoding. The rest is percent-decoded exactly once; `+` is a plus.
+///
+/// # Errors
+/// The channel name cannot be decoded.
 pub fn route(raw_path: &str) -> Result<Option<ChannelRoute>, PathError> {
     let Some(rest) = raw_path.strip_prefix("/api/channels/") else { return Ok(None) };
     let matched = OPERATIONS.iter().find_map(|(suffix, operation)| {
@@ -62,6 +74,9 @@ pub fn route(raw_path: &str) -> Result<Option<ChannelRoute>, PathError> {
 }
 
 /// Percent-decodes one part of a path.
+///
+/// # Errors
+/// An escape is malformed, or the result is not UTF-8.
 pub fn decode(encoded: &str) -> Result<String, PathError> {
     let mut escapes = encoded.split('%').skip(1);
     let is_escape = |text: &str| text.len() >= 2 && text.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
@@ -74,12 +89,12 @@ pub fn decode(encoded: &str) -> Result<String, PathError> {
 
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 
-/// Percent-encodes one part of a path.
+/// Percent-encodes one part of a path: all but letters, digits, `-`, `_`, `.` and `~`.
 pub fn encode(part: &str) -> String {
     utf8_percent_encode(part, ENCODED).to_string()
 }
 
-/// The form that always names this channel in a path.
+/// Percent-encodes a channel name for a path, so that [`route`] finds it again.
 pub fn encode_channel(channel: &str) -> String {
     encode(channel)
 }

@@ -1,4 +1,4 @@
-//! What nodes say to each other: the messages of `proto/peer/v1`, and the items of a batch one by one.
+//! Messages between nodes: the types of `proto/peer/v1`, and the items of a batch one by one.
 
 use std::fmt;
 
@@ -8,24 +8,29 @@ use prost::encoding::{
 };
 use prost::{DecodeError, Message as _};
 
-/// The messages as types, generated from the schema. `proto/tests/generated.rs` holds them to it.
+/// The types of the schema `proto/peer/v1/peer.proto`, generated. `proto/tests/generated.rs` compares the
+/// two.
 pub mod v1 {
-    // Included and not a module of its own, which would be formatted differently from how it is generated.
+    // Included rather than a module of its own, since rustfmt would change the generated text of a module.
     include!("peer/v1.rs");
 }
 
-/// Nodes of another major do not speak to each other.
+/// Major version of the protocol between nodes. Nodes of different majors do not speak to each other.
 pub const MAJOR: u32 = 1;
+/// Minor version of the protocol between nodes. Later minors only add fields and kinds of items.
 pub const MINOR: u32 = 0;
+/// HTTP/2 path of the gRPC method that opens a peer stream.
 pub const LANE_PATH: &str = "/fanfare.peer.v1.Peer/Lane";
+/// Greatest number of peer streams from a node to one peer.
 pub const LANES_MAX: usize = 8;
 
-/// The field `items` of `Items`.
+/// Tag of the field `items` of `Items`.
 const ITEM_TAG: u32 = 1;
-/// The field `request` of `Item`.
+/// Tag of the field `request` of `Item`.
 const REQUEST_TAG: u32 = 6;
 
-/// One item as it stands in a batch, field key and length included, so that a batch is made by joining such.
+/// Encodes one item as it stands in a batch, with field key and length. A batch is such items one after
+/// another.
 pub fn encode_item(item: &v1::Item) -> Bytes {
     let length = item.encoded_len();
     let mut out = Vec::with_capacity(length + 6);
@@ -35,7 +40,8 @@ pub fn encode_item(item: &v1::Item) -> Bytes {
     out.into()
 }
 
-/// The same as a node of the next minor may send it: with a field that is not known yet, and behind an item and a request of unknown kinds.
+/// Encodes one item as a node of the next minor may send it, for tests: with an unknown field, and behind an
+/// item and a request of unknown kinds.
 pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
     const UNKNOWN_TAG: u32 = 1_000;
     let mut body = item.encode_to_vec();
@@ -46,7 +52,8 @@ pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
     encode_varint(3, &mut unknown);
     unknown.extend(b"new");
     let mut asking = Vec::new();
-    // An answer that asked would never come to an end between two such nodes.
+    // // A request beside an answer would be answered with a request in turn, and two such nodes would never
+    // come to an end.
     if !matches!(item.kind, Some(v1::item::Kind::Answer(_))) {
         let request = v1::Request { number: u64::MAX, kind: None };
         encode_key(REQUEST_TAG, WireType::LengthDelimited, &mut asking);
@@ -63,11 +70,13 @@ pub fn encode_item_of_next_minor(item: &v1::Item) -> Bytes {
     out.into()
 }
 
-/// The items of a batch in order, each decoded when it is asked for. It ends after the first error.
+/// Iterator over the items of a batch, which decodes each when it is asked for. It ends after the first
+/// error.
 #[derive(Debug)]
 pub struct Items(Bytes);
 
 impl Items {
+    /// Takes the field `items` of a batch.
     pub fn new(batch: Bytes) -> Self {
         Self(batch)
     }
@@ -89,7 +98,7 @@ impl Items {
     }
 }
 
-/// The bytes of a batch are no items.
+/// Error of a batch whose bytes are no items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemError;
 
@@ -144,7 +153,7 @@ mod tests {
         batch.extend(encode_item(&item(1)));
         encode_key(ITEM_TAG, WireType::SixtyFourBit, &mut batch);
         batch.extend([0; 8]);
-        // An item of a kind that came later.
+        // Item of a kind of a later minor.
         encode_key(ITEM_TAG, WireType::LengthDelimited, &mut batch);
         encode_varint(3, &mut batch);
         batch.extend([0xba, 0x06, 0]);

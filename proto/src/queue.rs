@@ -1,4 +1,4 @@
-//! Bodies of `/api/queues`.
+//! Bodies of `/api/queues`, in the format of `docs/openapi.yaml`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,65 +6,77 @@ use serde_json::{Map, Value};
 use crate::http::BodyError;
 use crate::json;
 
-/// A queue of an account.
+/// A queue of an account on the broker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Queue {
-    /// A UUID.
+    /// UUID of the queue.
     pub id: String,
+    /// Account of the queue.
     pub account_id: String,
-    /// `[A-Za-z0-9._-]{1,128}`, unique within the account.
+    /// Name, unique within the account: 1 to 128 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`.
     pub name: String,
-    /// Messages that the broker keeps; further ones push the oldest to the dead letters. None: no bound.
+    /// Number of messages that the broker keeps; further ones push the oldest to the dead letters. `None`: no
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_length: Option<u64>,
-    /// False: nothing is fed to the queue.
+    /// False if the queue is paused: nothing is fed to it.
     pub enabled: bool,
 }
 
-/// A rule that feeds a queue.
+/// A rule that chooses the events that feed a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Rule {
-    /// A UUID.
+    /// UUID of the rule.
     pub id: String,
+    /// Account of the queue.
     pub account_id: String,
+    /// Name of the queue.
     pub queue_name: String,
-    /// The channels, in the syntax of a capability's patterns.
+    /// Channels of the events, in the syntax of a capability's patterns.
     pub source_pattern: String,
+    /// Further conditions; `None`: all events of the channels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<Filter>,
+    /// Always `true`: the queue is paused instead.
     pub enabled: bool,
 }
 
-/// The events of a rule's channels that it feeds; a field that is absent lets all pass.
+/// Conditions on the events of a rule's channels. A field that is absent lets all pass.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// A pattern of a message's name, or of a presence event's action.
+    /// Pattern for a message's name or a presence event's action.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// Kinds of events, at least one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Vec<FilterSource>>,
 }
 
+/// Kinds of events that a rule chooses from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FilterSource {
+    /// Messages.
     Message,
+    /// Presence events.
     Presence,
 }
 
 /// The answer of `GET /api/queues`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueList {
+    /// Queues in the order in which they were made.
     pub queues: Vec<Queue>,
 }
 
 /// The answer of `POST /api/queues`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedQueue {
+    /// The new queue, or that of the name after the edit.
     pub queue: Queue,
-    /// Its name on the broker: `accountId:name`.
+    /// Name of the queue on the broker: `accountId:name`.
     pub physical: String,
 }
 
@@ -72,14 +84,17 @@ pub struct CreatedQueue {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct QueueState {
+    /// The queue.
     pub queue: Queue,
     /// Messages that no consumer has been given yet.
     pub ready: u64,
+    /// Connected consumers.
     pub consumers: u64,
-    /// Messages that consumers were given and have not confirmed, as of some seconds ago. None: the broker has not counted them.
+    /// Messages that consumers were given and have not confirmed, some seconds ago; `None` if the broker has
+    /// not counted them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unacknowledged: Option<u64>,
-    /// Messages in the queue of its dead letters. None: the broker has not counted them.
+    /// Messages in the queue of the dead letters; `None` if the broker has not counted them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dead_letters: Option<u64>,
 }
@@ -87,58 +102,70 @@ pub struct QueueState {
 /// The answer of `PATCH /api/queues/{id}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EditedQueue {
+    /// The queue after the edit.
     pub queue: Queue,
 }
 
-/// The answer of `DELETE /api/queues/{id}`: the name.
+/// The answer of `DELETE /api/queues/{id}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeletedQueue {
+    /// Name of the queue.
     pub deleted: String,
 }
 
 /// The answer of `GET /api/queues/{id}/rules`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuleList {
+    /// Rules in the order in which they were made.
     pub rules: Vec<Rule>,
 }
 
 /// The answer of `POST /api/queues/{id}/rules`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreatedRule {
+    /// The new rule.
     pub rule: Rule,
 }
 
 /// The answer of `DELETE /api/queues/{id}/rules/{ruleId}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeletedRule {
-    /// Always true.
+    /// Always `true`.
     pub ok: bool,
 }
 
-/// A change of a queue; an absent field stays as it is.
+/// The body of `PATCH /api/queues/{id}`. An absent field stays as it is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueEdit {
-    /// `Some(None)` takes the bound away.
+    /// New `maxLength`; `Some(None)` takes the limit away.
     pub max_length: Option<Option<u64>>,
+    /// New `enabled`.
     pub enabled: Option<bool>,
 }
 
 /// The body of `POST /api/queues`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueRequest {
+    /// Name of the queue, not checked.
     pub name: String,
+    /// Settings that the queue gets.
     pub edit: QueueEdit,
 }
 
 /// The body of `POST /api/queues/{id}/rules`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRequest {
+    /// Channels of the events, a pattern that is not checked.
     pub source_pattern: String,
+    /// Further conditions, with patterns that are not checked.
     pub filter: Option<Filter>,
 }
 
 impl QueueRequest {
-    /// Names and sizes are not checked.
+    /// Reads the body. The characters of the name are not checked.
+    ///
+    /// # Errors
+    /// [`BodyError`] names the field that is missing, wrong or unknown.
     pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, BodyError> {
         let mut fields = Fields::of(body, nesting_max)?;
         let name = fields.text("name")?.ok_or_else(|| malformed("name is missing"))?;
@@ -149,6 +176,10 @@ impl QueueRequest {
 }
 
 impl QueueEdit {
+    /// Reads the body.
+    ///
+    /// # Errors
+    /// [`BodyError`] names the field that is missing, wrong or unknown.
     pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, BodyError> {
         let mut fields = Fields::of(body, nesting_max)?;
         let edit = fields.edit()?;
@@ -158,7 +189,10 @@ impl QueueEdit {
 }
 
 impl RuleRequest {
-    /// Patterns are not checked.
+    /// Reads the body. A `filter` that is a text stands for its `name`. Patterns are not checked.
+    ///
+    /// # Errors
+    /// [`BodyError`] names the field that is missing, wrong or unknown.
     pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, BodyError> {
         let mut fields = Fields::of(body, nesting_max)?;
         let pattern = fields.text("sourcePattern")?.ok_or_else(|| malformed("sourcePattern is missing"))?;
@@ -191,10 +225,10 @@ impl Filter {
     }
 }
 
-/// The fields of an object that were not asked for yet.
+/// The fields of an object that are yet to be read.
 struct Fields {
     map: Map<String, Value>,
-    /// Before the name of a field in a sentence.
+    /// Text before the name of a field in an error.
     prefix: &'static str,
 }
 
@@ -248,9 +282,9 @@ impl Fields {
     }
 }
 
-/// The greatest `maxLength`.
+/// Greatest value of `maxLength`.
 pub const MAX_LENGTH_MAX: u64 = 1_000_000_000;
-/// Of an unknown field in a sentence.
+/// Characters that an error repeats of an unknown field's name.
 const NAME_CHARACTERS: usize = 64;
 
 fn malformed(text: impl Into<String>) -> BodyError {
@@ -264,7 +298,7 @@ mod tests {
     const NESTING: usize = 64;
 
     #[test]
-    fn queue_request_tells_null_from_absent() {
+    fn queue_request_distinguishes_null_from_absent() {
         let request = |body: &str| QueueRequest::parse(body.as_bytes(), NESTING).map(|request| request.edit);
         assert_eq!(request(r#"{"name":"q"}"#), Ok(QueueEdit::default()));
         let expected = QueueEdit { max_length: Some(None), enabled: Some(false) };

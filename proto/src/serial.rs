@@ -1,4 +1,4 @@
-//! The position in a channel that a client keeps and gives back.
+//! Channel positions, and the serials by which clients keep them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,26 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// "All up to here" of one channel: for each incarnation of a node the sequence of its last message.
+/// A channel position: for each incarnation the sequence of its last message that is included, a version
+/// vector.
 ///
-/// As text opaque to clients: entries `<incarnation>.<base36>` in rising order of incarnation, joined by `~`; `0` is the one of no run,
-/// which says nothing. An incarnation is 8 base64url characters, and 11 where it has more bits than a run gives itself. A position whose
-/// entries need more than [`Self::BYTES_MAX`] is `~` for clients, which cannot be read: who comes back with it is told a loss.
+/// The text is opaque to clients: entries `<incarnation>.<base36>` in rising order of incarnation, joined by
+/// `~`. `0` is the position without entries. An incarnation is 8 base64url characters, or 11 if it has more
+/// bits than nodes give theirs.
+///
+/// A position whose text is over [`Self::BYTES_MAX`] is `~` for clients, which no node can read. A client
+/// that resumes from it is told a continuity loss.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Serial(Vec<(u64, u64)>);
 
-/// Of the incarnation that a run gives itself.
+/// Bytes of an incarnation as nodes give themselves.
 const SHORT_BYTES: usize = Serial::INCARNATION_BITS as usize / 8;
-/// `~`, 11 characters, `.` and 13 digits.
+/// Greatest length of an entry: `~`, 11 characters, `.` and 13 digits.
 const ENTRY_BYTES_MAX: usize = 26;
-/// In place of a position that has no text for clients.
+/// Text for clients in place of a position that is too long.
 const TOO_LONG: &str = "~";
 
-/// The text is no serial that a node wrote.
+/// Error of a text that is no serial of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SerialError;
 
@@ -34,32 +38,35 @@ impl fmt::Display for SerialError {
 impl std::error::Error for SerialError {}
 
 impl Serial {
-    /// What its text for clients has at most.
+    /// Greatest length of the text for clients, in bytes.
     pub const BYTES_MAX: usize = 512;
-    /// Of an incarnation, so that positions of thirty nodes fit.
+    /// Bits of an incarnation as nodes give themselves: few enough for positions of thirty nodes to fit.
     pub const INCARNATION_BITS: u32 = 48;
-    /// What a position between nodes names at most.
+    /// Greatest number of incarnations in a position between nodes.
     pub const RUNS_MAX: usize = 1_024;
 
+    /// Makes a position with one entry.
     pub fn single(incarnation: u64, sequence: u64) -> Self {
         Self(vec![(incarnation, sequence)])
     }
 
-    /// (incarnation, sequence) in rising order of incarnation.
+    /// Gives the entries, incarnation and sequence, in rising order of incarnation.
     pub fn entries(&self) -> &[(u64, u64)] {
         &self.0
     }
 
+    /// Tells whether the position has no entries.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// Gives the sequence of one incarnation, or `None` if the position has no entry of it.
     pub fn sequence_of(&self, incarnation: u64) -> Option<u64> {
         let index = self.0.binary_search_by_key(&incarnation, |entry| entry.0).ok()?;
         Some(self.0[index].1)
     }
 
-    /// Raises one entry; never lowers it.
+    /// Raises the entry of one incarnation, and never lowers it.
     pub fn advance(&mut self, incarnation: u64, sequence: u64) {
         match self.0.binary_search_by_key(&incarnation, |entry| entry.0) {
             Ok(index) => self.0[index].1 = self.0[index].1.max(sequence),
@@ -67,12 +74,12 @@ impl Serial {
         }
     }
 
-    /// Leaves out the other incarnations.
+    /// Removes the entries of all other incarnations.
     pub fn retain(&mut self, is_kept: impl Fn(u64) -> bool) {
         self.0.retain(|(incarnation, _)| is_kept(*incarnation));
     }
 
-    /// The least position that covers both.
+    /// Gives the least position that covers both.
     #[must_use]
     pub fn join(&self, other: &Self) -> Self {
         let mut joined = self.clone();
@@ -82,24 +89,25 @@ impl Serial {
         joined
     }
 
-    /// Whether everything up to `other` is up to here.
+    /// Tells whether this position includes all messages that `other` includes.
     pub fn covers(&self, other: &Self) -> bool {
         other.0.iter().all(|(incarnation, sequence)| self.covers_one(*incarnation, *sequence))
     }
 
-    /// Whether it is as far as the other one in every run that both have.
+    /// Tells whether this position is as far as `other` in every incarnation that both have.
     pub fn keeps_up_with(&self, other: &Self) -> bool {
         let is_behind = |(run, sequence): &(u64, u64)| other.sequence_of(*run) > Some(*sequence);
         !self.entries().iter().any(is_behind)
     }
 
-    /// Whether the message with this stamp is up to here. Sequences begin at 1: 0 is covered by every position.
+    /// Tells whether this position includes the message with this incarnation and sequence. Sequences begin
+    /// at 1; every position includes 0.
     pub fn covers_one(&self, incarnation: u64, sequence: u64) -> bool {
         sequence == 0 || self.sequence_of(incarnation).is_some_and(|reached| reached >= sequence)
     }
 }
 
-/// As clients have it.
+/// Writes the text for clients.
 impl fmt::Display for Serial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.len() <= Self::BYTES_MAX / ENTRY_BYTES_MAX {
@@ -119,18 +127,18 @@ impl FromStr for Serial {
 }
 
 impl Serial {
-    /// As nodes tell it each other, however many runs it names.
+    /// Gives the text for nodes, which has no limit but that of its entries.
     pub fn to_whole(&self) -> String {
         let mut text = String::new();
-        // A string takes all that is written to it.
+        // Writing to a string does not fail.
         self.write(&mut text).ok();
         text
     }
 
-    /// What another node has written.
+    /// Reads the text of [`Self::to_whole`].
     ///
     /// # Errors
-    /// It is no serial, or names more than [`Self::RUNS_MAX`] runs.
+    /// The text is no serial, or has more than [`Self::RUNS_MAX`] incarnations.
     pub fn of_whole(text: &str) -> Result<Self, SerialError> {
         if text.len() > Self::RUNS_MAX * ENTRY_BYTES_MAX {
             return Err(SerialError);
@@ -144,7 +152,7 @@ impl Serial {
             return out.write_str("0");
         }
         for (index, (incarnation, sequence)) in self.0.iter().enumerate() {
-            // In one piece, so that a string of the only one is allocated once.
+            // Each entry is written in one piece, so that the string of a single entry is allocated once.
             let mut text = [b'~'; ENTRY_BYTES_MAX];
             let bytes = incarnation.to_be_bytes();
             let written = URL_SAFE_NO_PAD.encode_slice(significant(&bytes), &mut text[1..12]);
@@ -169,7 +177,7 @@ impl Serial {
     }
 }
 
-/// Of an incarnation, the bytes that are written.
+/// Gives the bytes of an incarnation that are written.
 fn significant(bytes: &[u8; 8]) -> &[u8] {
     let (rest, short) = bytes.split_at(8 - SHORT_BYTES);
     if rest.iter().all(|byte| *byte == 0) { short } else { bytes }
@@ -186,7 +194,7 @@ fn read_entry(text: &str) -> Result<(u64, u64), SerialError> {
     Ok((u64::from_be_bytes(bytes), read_base36(sequence)?))
 }
 
-/// At the start of `out`, which has room for 13 digits. Gives how many it took.
+/// Writes the digits at the start of `out`, which has room for 13, and gives their number.
 fn write_base36(out: &mut [u8], mut value: u64) -> usize {
     let count = value.checked_ilog(36).unwrap_or(0) as usize + 1;
     for digit in out[..count].iter_mut().rev() {
@@ -196,7 +204,7 @@ fn write_base36(out: &mut [u8], mut value: u64) -> usize {
     count
 }
 
-/// Only the spelling that is written.
+/// Reads a number in the one spelling that [`write_base36`] writes.
 fn read_base36(text: &str) -> Result<u64, SerialError> {
     let canonical = text.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase())
         && (text == "0" || !text.starts_with('0'));

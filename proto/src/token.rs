@@ -1,4 +1,7 @@
-//! TokenRequests, what they sign, and the claims of a service JWT.
+//! TokenRequests and the text that they sign, tokens, their claims and their revocation.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,38 +18,49 @@ use sha2::Sha256;
 use crate::json;
 use crate::writer::Object;
 
+/// Name of the claim with the capability map of a service JWT.
 pub const CLAIM_CAPABILITY: &str = "x-service-capability";
+/// Name of the claim with the client id that a service JWT forces.
 pub const CLAIM_CLIENT_ID: &str = "x-service-client-id";
 
-/// What the form of a TokenRequest is held against.
+/// Limits for [`TokenRequest::parse`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenRequestBounds {
+    /// Levels of nesting of the body.
     pub nesting_max: usize,
+    /// Greatest `ttl`, in milliseconds.
     pub ttl_ms_max: u64,
+    /// Length of the nonce, in characters.
     pub nonce_characters: RangeInclusive<usize>,
 }
 
-/// The signed request for a token; without `mac` it is the body of an unsigned exchange.
+/// A request for a token, signed if it has a `mac`.
 ///
-/// Numbers are kept beside the exact decimal text that was sent, which is what the MAC covers.
+/// Numbers are kept with the decimal text that was sent, which the MAC covers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TokenRequest {
+    /// Name of the key that signs.
     pub key_name: String,
+    /// Lifetime of the token, in milliseconds; `None`: the node's default.
     pub ttl: Option<Decimal>,
-    /// The capability map as JSON text; absent and empty mean the same.
+    /// Capability map as JSON text; absent and empty both mean all that the key holds.
     pub capability: Option<String>,
-    /// Absent and empty mean the same.
+    /// Client id that the token forces; absent and empty both mean none.
     pub client_id: Option<String>,
-    /// Epoch milliseconds.
+    /// Time of the signature, in epoch milliseconds.
     pub timestamp: Decimal,
+    /// Text that is used once with the key and timestamp.
     pub nonce: String,
+    /// [`mac`] of [`Self::signing_text`] under the key's secret; `None` in an unsigned request.
     pub mac: Option<String>,
 }
 
-/// An integer with the text it was sent as.
+/// An integer with the text by which it was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decimal {
+    /// Value of the text.
     pub value: u64,
+    /// Decimal digits, as sent.
     pub text: String,
 }
 
@@ -56,24 +70,37 @@ impl From<u64> for Decimal {
     }
 }
 
-/// A bound that a TokenRequest is beyond.
+/// Limits that a TokenRequest can be beyond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenRequestBound {
+    /// Levels of nesting.
     Nesting,
+    /// Greatest `ttl`.
     Ttl,
+    /// Least length of the nonce.
     NonceShort,
+    /// Greatest length of the nonce.
     NonceLong,
 }
 
-/// Why a body is no TokenRequest.
+/// Reasons for which a body is no TokenRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenRequestError {
-    /// HTTP 400; the text names the field and no value.
+    /// Body that is malformed: HTTP 400 with a sentence that names the field and no value.
     Malformed(String),
-    /// The same of a value that is well formed.
-    Beyond { bound: TokenRequestBound, text: String },
-    /// All else is well formed: HTTP 401 `invalid token request mac`, after a MAC computation.
-    CapabilityNotText { key_name: String },
+    /// Well-formed value beyond a limit: HTTP 400.
+    Beyond {
+        /// Limit that the value is beyond.
+        bound: TokenRequestBound,
+        /// Sentence that names the field and no value.
+        text: String,
+    },
+    /// Capability that is no text, in a body that is else well formed: HTTP 401 `invalid token request mac`,
+    /// after the time of a MAC's computation.
+    CapabilityNotText {
+        /// Name of the key in the request.
+        key_name: String,
+    },
 }
 
 impl fmt::Display for TokenRequestError {
@@ -98,12 +125,15 @@ impl From<json::Error> for TokenRequestError {
 }
 
 impl TokenRequest {
-    /// Reads a body. Checked here: types, duplicate keys, control characters, the ranges of `ttl` and `nonce`.
-    /// The key, the time, the clientId and what the capability says are the caller's to check.
+    /// Reads a body and checks types, duplicate keys, control characters and the ranges of `ttl` and `nonce`.
+    /// The caller checks key, time, client id and capability.
+    ///
+    /// # Errors
+    /// [`TokenRequestError`] says what is wrong.
     pub fn parse(body: &[u8], bounds: &TokenRequestBounds) -> Result<Self, TokenRequestError> {
         let malformed = TokenRequestError::Malformed;
         let text = json::tidy(body, bounds.nesting_max)?;
-        // Serde would quote a lone string in its error, and that may be a key or a token.
+        // Serde would quote a lone string in its error, and the string may be a key or a token.
         if !text.starts_with('{') {
             return Err(malformed("body must be an object".into()));
         }
@@ -112,7 +142,8 @@ impl TokenRequest {
         fields.check(bounds)
     }
 
-    /// keyName, ttl, capability, clientId, timestamp and nonce, each followed by a newline.
+    /// Gives the text that is signed: keyName, ttl, capability, clientId, timestamp and nonce, each followed
+    /// by a newline. An absent field is an empty line.
     pub fn signing_text(&self) -> String {
         let ttl = self.ttl.as_ref().map_or("", |ttl| &ttl.text);
         let capability = self.capability.as_deref().unwrap_or_default();
@@ -128,7 +159,7 @@ impl TokenRequest {
         self
     }
 
-    /// The body to send.
+    /// Writes the body to send.
     pub fn to_json(&self) -> String {
         let mut out = Vec::new();
         let mut object = Object::begin(&mut out);
@@ -145,51 +176,60 @@ impl TokenRequest {
     }
 }
 
-/// By hand, so that no MAC reaches a log.
+/// Shows the key's name alone, so that no MAC reaches a log.
 impl fmt::Debug for TokenRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenRequest").field("key_name", &self.key_name).finish_non_exhaustive()
     }
 }
 
-/// HMAC-SHA256 in the standard base64 alphabet with padding.
+/// Computes the HMAC-SHA256 of a text, in the standard base64 alphabet with padding.
 pub fn mac(secret: &[u8], text: &str) -> String {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("HMAC takes a key of any length");
     mac.update(text.as_bytes());
     STANDARD.encode(mac.finalize().into_bytes())
 }
 
-/// What the exchange answers. Times in epoch milliseconds, `capability` the canonical map as JSON text.
+/// The answer to a TokenRequest.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenDetails {
+    /// Service JWT. Secret.
     pub token: String,
+    /// Name of the key that the token is of.
     pub key_name: String,
+    /// Beginning of the token, in epoch milliseconds.
     pub issued: u64,
+    /// End of the token, in epoch milliseconds.
     pub expires: u64,
+    /// Capability map as JSON text: compact, with sorted keys and lists.
     pub capability: String,
+    /// Client id that the token forces; `None` if it forces none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
 }
 
-/// By hand, so that no token reaches a log.
+/// Shows the key's name alone, so that no token reaches a log.
 impl fmt::Debug for TokenDetails {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TokenDetails").field("key_name", &self.key_name).finish_non_exhaustive()
     }
 }
 
-/// The body that takes back tokens of a key; `{}` is all of them that were issued until now.
+/// The body that revokes tokens of a key. `{}` revokes all that were issued until now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RevokeRequest {
-    /// Only tokens that force this clientId.
+    /// Client id that the tokens force; `None`: all tokens of the key.
     pub client_id: Option<String>,
-    /// Only tokens issued before it, in epoch milliseconds.
+    /// Time before which the tokens were issued, in epoch milliseconds; `None`: now.
     pub issued_before: Option<u64>,
 }
 
 impl RevokeRequest {
-    /// Reads a body. An unknown field is refused: misspelt, it would take back the tokens of everybody.
+    /// Reads a body. An unknown field is refused: a misspelt one would revoke the tokens of all clients.
+    ///
+    /// # Errors
+    /// [`TokenRequestError::Malformed`] names the field.
     pub fn parse(body: &[u8], nesting_max: usize) -> Result<Self, TokenRequestError> {
         let malformed = TokenRequestError::Malformed;
         let body = json::tidy(body, nesting_max)?;
@@ -215,35 +255,39 @@ struct RevokeFields<'a> {
     issued_before: Option<&'a RawValue>,
 }
 
-/// What is refused from now on. `issued_before` in epoch milliseconds.
+/// The answer to a revocation: the tokens that no node accepts any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Revoked {
+    /// Name of the key.
     pub key_name: String,
+    /// Client id that the tokens force; `None`: all tokens of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
+    /// Time before which the tokens were issued, in epoch milliseconds.
     pub issued_before: u64,
 }
 
-/// The claims of a service JWT; times in epoch seconds. A NumericDate with a fraction is floored.
-///
-/// Only JSON text is read into it.
+/// The claims of a service JWT, read from JSON text alone. A NumericDate (RFC 7519 §2) with a fraction is
+/// rounded down.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceClaims {
+    /// Time at which the token was issued, in epoch seconds.
     #[serde(deserialize_with = "numeric_date")]
     pub iat: u64,
+    /// End of the token, in epoch seconds.
     #[serde(deserialize_with = "numeric_date")]
     pub exp: u64,
-    /// From when on the token is valid.
+    /// Beginning of the token, in epoch seconds; `None`: valid from the start.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_numeric_date")]
     pub nbf: Option<u64>,
-    /// The services that the token is for.
+    /// Services that the token is for; `None`: any.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some")]
     pub aud: Option<Audience>,
-    /// The capability map as JSON text.
+    /// Capability map as JSON text.
     #[serde(rename = "x-service-capability")]
     pub capability: String,
-    /// Forced on the connection when present; `null` is refused.
+    /// Client id that the token forces; `null` is refused.
     #[serde(
         rename = "x-service-client-id",
         default,
@@ -253,15 +297,18 @@ pub struct ServiceClaims {
     pub client_id: Option<String>,
 }
 
-/// RFC 7519 §4.1.3: one name, or a list of names.
+/// The claim `aud` (RFC 7519 §4.1.3).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Audience {
+    /// Name of one service.
     One(String),
+    /// List of names.
     Several(Vec<String>),
 }
 
 impl Audience {
+    /// Tells whether the service is among the names.
     pub fn names(&self, service: &str) -> bool {
         match self {
             Self::One(name) => name == service,
@@ -270,7 +317,7 @@ impl Audience {
     }
 }
 
-/// Present, so that `null` is not taken for absent.
+/// Reads a field that is present, so that `null` is refused rather than taken for absent.
 fn some<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
     T::deserialize(deserializer).map(Some)
 }
@@ -279,7 +326,7 @@ fn some_numeric_date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     numeric_date(deserializer).map(Some)
 }
 
-/// From the text of the number, since a float cannot hold every second with its fraction.
+/// Reads a NumericDate from its text, since a float cannot hold every second with its fraction.
 fn numeric_date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let value = Box::<RawValue>::deserialize(deserializer)?;
     floored(value.get()).ok_or_else(|| de::Error::custom("a time must be a number of seconds, not negative"))
@@ -301,7 +348,7 @@ fn floored(number: &str) -> Option<u64> {
     number.split_once('.').map_or(number, |(seconds, _)| seconds).parse().ok()
 }
 
-/// The fields of a TokenRequest, each still as text.
+/// The fields of a TokenRequest as JSON texts.
 #[derive(Default)]
 struct Fields<'a> {
     key_name: Option<&'a RawValue>,
@@ -337,7 +384,7 @@ impl Fields<'_> {
         let key_name = text("keyName", self.key_name)?.ok_or_else(|| missing("keyName"))?;
         let client_id = text("clientId", self.client_id)?;
         let mac = text("mac", self.mac)?;
-        // Last, because anything malformed goes before it.
+        // The capability comes last: an error of any other field goes before this one.
         if self.capability.is_some_and(|capability| !capability.get().starts_with('"')) {
             return Err(TokenRequestError::CapabilityNotText { key_name });
         }
@@ -350,7 +397,8 @@ fn missing(field: &str) -> TokenRequestError {
     TokenRequestError::Malformed(format!("{field} is missing"))
 }
 
-/// Digits only: the text is signed, and no other spelling of a number has one meaning for every signer.
+/// Reads an integer of decimal digits alone. The text is signed, and no other spelling of a number has one
+/// meaning for every signer.
 fn integer(field: &str, value: Option<&RawValue>) -> Result<Option<Decimal>, TokenRequestError> {
     let Some(value) = value else { return Ok(None) };
     let text = value.get();
@@ -407,71 +455,5 @@ impl<'de> Visitor<'de> for FieldsVisitor {
             }
         }
         Ok(fields)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// RFC 4231, case 2.
-    #[test]
-    fn a_mac_is_padded_base64_of_hmac_sha256() {
-        let expected = "W9zBRr9gdU5qBCQmCJV1x1oAPwidJzmDnexYuWTsOEM=";
-        assert_eq!(mac(b"Jefe", "what do ya want for nothing?"), expected);
-    }
-
-    #[test]
-    fn a_numeric_date_is_floored() {
-        for (text, seconds) in [
-            ("1767225600", Some(1_767_225_600)),
-            ("1767225600.5", Some(1_767_225_600)),
-            ("1767225600.99999999999999999", Some(1_767_225_600)),
-            ("1.7672256005e9", Some(1_767_225_600)),
-            ("17672256005E-1", Some(1_767_225_600)),
-            ("0.9", Some(0)),
-            ("18446744073709551616", None),
-            ("1e30", None),
-            ("-1", None),
-            ("-0.5", None),
-            ("\"1767225600\"", None),
-            ("null", None),
-            ("[1]", None),
-        ] {
-            assert_eq!(floored(text), seconds, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_audience_is_a_name_or_several() {
-        let names = |text: &str| serde_json::from_str::<Audience>(text).map(|aud| aud.names("chat"));
-        for (text, expected) in [
-            (r#""chat""#, Some(true)),
-            (r#"["other","chat"]"#, Some(true)),
-            (r#""chat2""#, Some(false)),
-            ("[]", Some(false)),
-            ("null", None),
-            ("{}", None),
-            (r#"["chat",1]"#, None),
-        ] {
-            assert_eq!(names(text).ok(), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn an_error_repeats_nothing_of_the_body() {
-        let bounds =
-            TokenRequestBounds { nesting_max: 64, ttl_ms_max: 172_800_000, nonce_characters: 16..=128 };
-        for body in [
-            r#""k:hush""#,
-            r#"["hush"]"#,
-            r#"{"keyName":"k","nonce":"hush\n","timestamp":1}"#,
-            r#"{"keyName":"k","nonce":"0123456789abcdef","timestamp":"hush"}"#,
-            r#"{"hush":1,"hush":2}"#,
-            r#"{"mac":hush}"#,
-        ] {
-            let error = TokenRequest::parse(body.as_bytes(), &bounds).expect_err(body);
-            assert!(!error.to_string().contains("hush"), "{body}: {error}");
-        }
     }
 }

@@ -1,32 +1,39 @@
-//! The context of a trace, as [W3C Trace Context](https://www.w3.org/TR/trace-context/) writes it into headers.
+//! The context of a trace, as [W3C Trace Context](https://www.w3.org/TR/trace-context/) writes it into
+//! headers.
 
 use std::fmt;
 
+/// Name of the header with trace id, span id and flags.
 pub const TRACEPARENT: &str = "traceparent";
+/// Name of the header with the state of tracing systems.
 pub const TRACESTATE: &str = "tracestate";
 
-/// A longer `tracestate` is dropped, which the standard allows.
+/// Greatest length of `tracestate`; a longer one is dropped, as the standard allows.
 const STATE_BYTES_MAX: usize = 512;
-/// Of version 00, and of the fields that each later version has.
+/// Length of `traceparent` in version 00, and of the same fields in later versions.
 const TEXT_BYTES: usize = 55;
+/// Flag of a span that is recorded.
 const SAMPLED: u8 = 1;
 
-/// One span of a trace, of which others may be children.
+/// One span of a trace, as the parent of others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceContext {
-    /// Neither id is all zeros.
+    /// Id of the trace, not all zeros.
     pub trace_id: [u8; 16],
+    /// Id of the span, not all zeros.
     pub span_id: [u8; 8],
-    /// The span is recorded.
+    /// Whether the span is recorded.
     pub is_sampled: bool,
-    /// The `tracestate`, handed on as it is. At most 512 bytes of visible ASCII and spaces; empty: there is none.
+    /// Value of `tracestate`, passed on as it is: at most 512 bytes of visible ASCII and spaces, empty if
+    /// there is none.
     pub state: Box<str>,
 }
 
 impl TraceContext {
-    /// Reads the values of both headers; an empty `state` stands for none. None: `parent` is malformed.
+    /// Reads the values of both headers; an empty `state` stands for none. Gives `None` if `parent` is
+    /// malformed.
     ///
-    /// A `state` that is too long or no header value is dropped, and the rest is kept.
+    /// A `state` that is too long or no header value is dropped alone.
     pub fn parse(parent: &str, state: &str) -> Option<Self> {
         let text = parent.as_bytes();
         let (fields, rest) = text.split_at_checked(TEXT_BYTES)?;
@@ -51,13 +58,13 @@ impl TraceContext {
         Some(Self { trace_id, span_id, is_sampled: flags & SAMPLED != 0, state: state.into() })
     }
 
-    /// The value of `traceparent`.
+    /// Gives the value of `traceparent`.
     pub fn parent(&self) -> String {
         self.to_string()
     }
 }
 
-/// As `traceparent` has it.
+/// Writes the value of `traceparent`.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("00-")?;
@@ -68,7 +75,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// Two lower-case digits for each byte.
+/// Reads two lower-case hexadecimal digits for each byte.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,24 +1,27 @@
-//! The request that carries events to a webhook: its headers and its signature.
+//! The request that carries events to a webhook: its headers and its signature, in the format of
+//! `docs/guides/webhooks.md`.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
+/// Name of the header with the account.
 pub const ACCOUNT_ID: &str = "x-service-account-id";
-/// The channel, percent-encoded as in a path ([`crate::path::encode_channel`], [`crate::path::decode`]).
+/// Name of the header with the channel, percent-encoded as in a path ([`crate::path::encode_channel`]).
 pub const CHANNEL: &str = "x-service-channel";
-/// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
+/// Name of the header with `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
 pub const SOURCE: &str = "x-service-source";
-/// The same on every retry of a batch.
+/// Name of the header with the id of the batch, the same on every retry.
 pub const EVENT_ID: &str = "x-service-event-id";
+/// Name of the header with the id of the integration or of the queue's rule.
 pub const RULE_ID: &str = "x-service-rule-id";
-/// The time of the attempt in epoch milliseconds.
+/// Name of the header with the time of the attempt, in epoch milliseconds.
 pub const TIMESTAMP: &str = "x-service-timestamp";
-/// What [`signature`] gives.
+/// Name of the header with the [`signature`].
 pub const SIGNATURE: &str = "x-service-signature";
 
 const VERSION: &str = "v1=";
 
-/// `v1=` and HMAC-SHA256 of the timestamp's text, a full stop and the body, in hexadecimal.
+/// Computes `v1=` and the HMAC-SHA256 of timestamp, full stop and body, in hexadecimal.
 pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
     let digest = mac(secret, timestamp, body).finalize().into_bytes();
     digest.iter().fold(VERSION.to_owned(), |mut text, byte| {
@@ -27,7 +30,8 @@ pub fn signature(secret: &[u8], timestamp: &str, body: &[u8]) -> String {
     })
 }
 
-/// Whether the header's text is the signature of these. The comparison takes the same time wherever they differ.
+/// Tells whether `signature` is that of timestamp and body. The comparison takes the same time wherever they
+/// differ.
 pub fn is_signed(secret: &[u8], timestamp: &str, body: &[u8], signature: &str) -> bool {
     let digest = signature.strip_prefix(VERSION).and_then(unhexed);
     digest.is_some_and(|digest| mac(secret, timestamp, body).verify_slice(&digest).is_ok())

@@ -1,10 +1,10 @@
-//! Writes compact JSON objects field by field.
+//! Writer of compact JSON objects, field by field.
 
 use serde_json::value::RawValue;
 
 use crate::json;
 
-/// An object being written; fields that are absent are left out.
+/// An object that is being written. Fields whose value is `None` are left out.
 pub(crate) struct Object<'a> {
     out: &'a mut Vec<u8>,
     first: bool,
@@ -16,7 +16,7 @@ impl<'a> Object<'a> {
         Self { out, first: true }
     }
 
-    /// Writes the name, which needs no escapes, and gives the place for the value.
+    /// Writes the name, which must need no escapes, and gives the buffer for the value.
     pub(crate) fn field(&mut self, name: &str) -> &mut Vec<u8> {
         self.out.extend_from_slice(if std::mem::take(&mut self.first) { b"\"" } else { b",\"" });
         self.out.extend_from_slice(name.as_bytes());

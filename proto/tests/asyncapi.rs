@@ -1,4 +1,4 @@
-//! docs/asyncapi.yaml says of frames what this crate reads and writes.
+//! Comparison of `docs/asyncapi.yaml` with the frames that this crate reads and writes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -67,7 +67,7 @@ fn every_op_and_code_is_there() {
         code::TOKEN,
         code::TOKEN_EXPIRED,
         code::CAPABILITY,
-        code::TAKEN_UP,
+        code::TAKEN_OVER,
         code::LIMIT,
         code::INTERNAL,
         code::UNAVAILABLE,

@@ -1,4 +1,5 @@
-//! The checked-in Rust types of `proto/peer/v1` are those that the schema gives, so that a build needs no compiler of schemas.
+//! Comparison of the checked-in Rust types of `proto/peer/v1` with those that the schema gives. A build needs
+//! no compiler of schemas.
 
 use std::path::Path;
 

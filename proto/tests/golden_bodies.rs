@@ -43,7 +43,7 @@ fn listings() {
         authenticated: true,
         connected_at: 1_764_000_000_000,
     };
-    let nobody =
+    let anonymous =
         ConnectionEntry { client_id: None, channels: vec![], channel_count: 0, ..connection.clone() };
     let text = concat!(
         r#"{"connections":[{"connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","clientId":"alice","channels":["a","b"],"#,
@@ -51,7 +51,7 @@ fn listings() {
         r#"{"connectionId":"c_AAAAAAAAAAAAAAAAAAAAAA","channels":[],"channelCount":0,"#,
         r#""transport":"websocket","authenticated":true,"connectedAt":1764000000000}]}"#
     );
-    assert_body(&ConnectionList { connections: vec![connection, nobody] }, text);
+    assert_body(&ConnectionList { connections: vec![connection, anonymous] }, text);
     assert_body(&Closed { closed: 2 }, r#"{"closed":2}"#);
 }
 
@@ -257,8 +257,8 @@ fn token_details_and_claims() {
         client_id: Some("alice".into()),
     };
     assert_body(&details, include_str!("samples/token-details.json").trim_end());
-    let nobody = TokenDetails { client_id: None, ..details };
-    assert!(!serde_json::to_string(&nobody).unwrap().contains("clientId"));
+    let anonymous = TokenDetails { client_id: None, ..details };
+    assert!(!serde_json::to_string(&anonymous).unwrap().contains("clientId"));
 
     let claims = ServiceClaims {
         iat: 1_764_000_000,

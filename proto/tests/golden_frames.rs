@@ -269,7 +269,7 @@ fn client_frames_are_read_and_written_as_sampled() {
 }
 
 #[test]
-fn every_operation_of_a_client_is_told_apart() {
+fn every_client_operation_is_distinguished() {
     let kinds: Vec<_> = client_samples()
         .iter()
         .map(|sample| match parse(Format::Json, sample.json.as_bytes(), 64).unwrap().body {

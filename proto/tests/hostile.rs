@@ -1,4 +1,4 @@
-//! Input that nobody sends by mistake.
+//! Frames and bodies that no client sends by mistake.
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
 use fanfare_proto::frame::{Body, Format, FrameError, parse};

@@ -1,4 +1,4 @@
-//! MessagePack that nobody sends by mistake, and the numbers at its edges.
+//! MessagePack that no client sends by mistake, and numbers at the edges of their ranges.
 
 use fanfare_proto::frame::{Format, FrameError, parse, parse_within};
 use fanfare_proto::msgpack;

@@ -1,4 +1,4 @@
-//! TokenRequests that must not be signed for.
+//! TokenRequests that must not become tokens.
 
 use fanfare_proto::token::{TokenRequest, TokenRequestBounds, TokenRequestError};
 

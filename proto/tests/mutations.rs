@@ -1,4 +1,4 @@
-//! Frames with a few bytes changed: each is read or refused, none brings the reader down.
+//! Frames with a few changed bytes: the reader reads or refuses each, and never panics.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use fanfare_proto::frame::{Format, encode_request, parse, parse_server};
@@ -20,14 +20,14 @@ impl Random {
     }
 
     fn mutate(&mut self, payload: &[u8]) -> Vec<u8> {
-        const TELLING: &[u8] = b"\"\\{}[]:, u0d\xc0\xc1\xc4\xdd\xdf\xff\x00";
+        const SIGNIFICANT_BYTES: &[u8] = b"\"\\{}[]:, u0d\xc0\xc1\xc4\xdd\xdf\xff\x00";
         let mut mutated = payload.to_vec();
         for _ in 0..=self.below(3) {
             let at = self.below(mutated.len());
             match self.below(4) {
                 0 => mutated.truncate(at + 1),
-                1 => mutated.insert(at, TELLING[self.below(TELLING.len())]),
-                2 => mutated[at] = TELLING[self.below(TELLING.len())],
+                1 => mutated.insert(at, SIGNIFICANT_BYTES[self.below(SIGNIFICANT_BYTES.len())]),
+                2 => mutated[at] = SIGNIFICANT_BYTES[self.below(SIGNIFICANT_BYTES.len())],
                 _ => mutated[at] = self.below(256) as u8,
             }
         }

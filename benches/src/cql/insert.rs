@@ -41,7 +41,7 @@ pub struct Options {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// What the names of its channels begin with.
+    /// Beginning of the channels' names.
     #[arg(long, default_value = "loop")]
     pub prefix: String,
     /// The database's process, for its CPU time; repeated where several work together.

@@ -1,4 +1,4 @@
-//! What the database gives when there is nothing before it but the driver, with the session settings and statements of a node.
+//! Measurements of the database behind its driver alone, with the session settings and statements of a node.
 
 pub mod insert;
 pub mod select;
@@ -16,7 +16,7 @@ use scylla::statement::prepared::PreparedStatement;
 
 use crate::Result;
 
-/// As a node has them.
+/// Connections to each node of the database, as a node of Fanfare opens them.
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not 0");
 const WAIT: Duration = Duration::from_secs(2);
 

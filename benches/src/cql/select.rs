@@ -22,7 +22,7 @@ const SELECT: &str = "SELECT timestamp_ms, sequence, incarnation, id, record FRO
 pub struct Options {
     #[command(flatten)]
     pub database: Database,
-    /// Whose channel it is; it must have rows.
+    /// Account of the channel, which must have rows.
     #[arg(long)]
     pub account: String,
     #[arg(long)]

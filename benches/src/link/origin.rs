@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use fanfare::accounts::Accounts;
-use fanfare::auth::{Authenticator, Claim, Credentials, Kept, Principal, TokenStore};
+use fanfare::auth::{Authenticator, Credentials, NonceClaim, Principal, RevocationWrite, TokenStore};
 use fanfare::cluster::routing::{KeptNodes, Routing};
 use fanfare::hub::Hub;
 use fanfare::model::{ChannelKey, ChannelName, Clock, ConnectionId, Limits, Nonce, Revocation};
-use fanfare::origin::history::{Embedded, HistoryStore, Options};
+use fanfare::origin::history::{EmbeddedOptions, EmbeddedStore, HistoryStore};
 use fanfare::publish::{PublishDone, PublishRequest, Publisher};
 use fanfare::tasks::Tasks;
-use fanfare::telemetry::Span;
+use fanfare::telemetry::TraceSpan;
 use fanfare_proto::frame::Draft;
 use serde_json::value::RawValue;
 
@@ -37,7 +37,7 @@ impl Origin {
     pub(super) fn new(folder: &Path, tasks: &Arc<Tasks>, channels: usize, bytes: usize) -> Result<Self> {
         let limits = Limits::default();
         let clock = Clock::system();
-        let store = Embedded::open(folder, &Options::new(false, &limits), clock.clone())?;
+        let store = EmbeddedStore::open(folder, &EmbeddedOptions::new(false, &limits), clock.clone())?;
         let store = Arc::new(store) as Arc<dyn HistoryStore>;
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
         let kept = KeptNodes { counts: true, ..KeptNodes::default() };
@@ -60,7 +60,7 @@ impl Origin {
 }
 
 impl Publishing {
-    /// Of an account that keeps the history of all channels.
+    /// Makes the publishing side for an account that keeps the history of all channels.
     pub fn new(
         publisher: Publisher,
         clock: Clock,
@@ -73,7 +73,7 @@ impl Publishing {
             "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"{account}\"\n[[tenants.accounts.keys]]\n\
              name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\ncapability = {{ \"*\" = [\"publish\"] }}\n"
         );
-        let auth = Authenticator::new(Accounts::from_text(&directory)?, NoTokens, clock, &limits, true);
+        let auth = Authenticator::new(Accounts::from_text(&directory)?, NoTokenStore, clock, &limits, true);
         // `secret.key` as Basic.
         let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
         let credentials = Credentials { authorization, query: "", socket: false, address: None };
@@ -100,20 +100,20 @@ impl Publishing {
             connection_id: self.connection_id,
             client_id: None,
             messages: vec![draft; messages],
-            span: Span::default(),
+            span: TraceSpan::default(),
         };
         self.publisher.publish(request, false, done);
     }
 }
 
-struct NoTokens;
+struct NoTokenStore;
 
-impl TokenStore for NoTokens {
-    fn claim_nonce(&self, _: Nonce) -> Claim {
+impl TokenStore for NoTokenStore {
+    fn claim_nonce(&self, _: Nonce) -> NonceClaim {
         Box::pin(async { Ok(true) })
     }
 
-    fn keep_revocation(&self, _: Revocation) -> Kept {
+    fn keep_revocation(&self, _: Revocation) -> RevocationWrite {
         Box::pin(async { Ok(()) })
     }
 }

@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Args;
 use fanfare::cluster::inbound::{
-    Answer, ConnectionSaid, Inbound, Interest, Peer, PresenceSaid, Request, Tenants,
+    Inbound, InterestMessage, Peer, PeerAnswer, PeerRequest, PeerSessionMessage, PresenceSyncMessage,
+    TenantCountMessage,
 };
-use fanfare::cluster::link::{LinkSettings, Links};
-use fanfare::model::{Forwarded, ForwardedPresence, ToldMembers};
+use fanfare::cluster::link::{GrpcPeerLinks, LinkSettings};
+use fanfare::model::{ForwardedMessages, ForwardedPresence, RemoteMembersPage};
 use fanfare::tasks::Tasks;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -17,7 +18,7 @@ use tokio::runtime::Runtime;
 use super::End;
 use crate::Result;
 
-/// Of this end; the other one is given it.
+/// Incarnation of the sink, which the source needs to link to it.
 pub const INCARNATION: u64 = 2;
 
 #[derive(Args)]
@@ -29,11 +30,11 @@ pub struct Options {
 /// Listens on a free port, which is the one line on stdout, until stdin ends. Then it says how many messages came.
 pub fn serve(runtime: &Runtime, options: &Options) -> Result<()> {
     let tls = options.end.tls()?;
-    let counted = Arc::new(Counted::default());
+    let counted = Arc::new(MessageCounter::default());
     let own = Peer { node_id: "sink".into(), incarnation: INCARNATION };
     let tasks = Arc::new(Tasks::new(runtime.handle().clone()));
     let inbound = Arc::clone(&counted) as Arc<dyn Inbound>;
-    let links = Links::new(own, tls, inbound, tasks, LinkSettings::default());
+    let links = GrpcPeerLinks::new(own, tls, inbound, tasks, LinkSettings::default());
     let listener = runtime.block_on(TcpListener::bind(("127.0.0.1", 0)))?;
     println!("{}", listener.local_addr()?);
     {
@@ -46,32 +47,32 @@ pub fn serve(runtime: &Runtime, options: &Options) -> Result<()> {
 }
 
 #[derive(Default)]
-struct Counted {
+struct MessageCounter {
     messages: AtomicU64,
 }
 
-impl Inbound for Counted {
-    fn batch_came(&self, _bytes: usize) {}
+impl Inbound for MessageCounter {
+    fn batch_received(&self, _bytes: usize) {}
 
-    fn forwarded(&self, _from: &Peer, forwarded: Forwarded) {
+    fn forwarded(&self, _from: &Peer, forwarded: ForwardedMessages) {
         self.messages.fetch_add(forwarded.messages.len() as u64, Ordering::Relaxed);
     }
 
-    fn interest(&self, _from: &Peer, _interest: Interest) {}
+    fn interest(&self, _from: &Peer, _interest: InterestMessage) {}
 
-    fn asked(&self, _from: &Peer, _number: u64, _request: Option<Request>) {}
+    fn request_received(&self, _from: &Peer, _number: u64, _request: Option<PeerRequest>) {}
 
-    fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
+    fn answer_received(&self, _from: &Peer, _number: u64, _answer: PeerAnswer) {}
 
-    fn connection_said(&self, _from: &Peer, _said: ConnectionSaid) {}
+    fn session_message_received(&self, _from: &Peer, _said: PeerSessionMessage) {}
 
-    fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
+    fn tenants(&self, _from: &Peer, _tenants: TenantCountMessage) {}
 
     fn presence_changed(&self, _from: &Peer, _forwarded: ForwardedPresence) {}
 
-    fn presence_told(&self, _from: &Peer, _number: u64, _members: ToldMembers) {}
+    fn presence_members_received(&self, _from: &Peer, _number: u64, _members: RemoteMembersPage) {}
 
-    fn presence_said(&self, _from: &Peer, _said: PresenceSaid) {}
+    fn presence_sync_received(&self, _from: &Peer, _said: PresenceSyncMessage) {}
 
     fn continuity_lost(&self, _from: &Peer) {}
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use fanfare::cluster::inbound::{Inbound, Peer};
-use fanfare::cluster::link::{Item, LinkSettings, Links, PeerAddr, PeerLinks, Receipt};
+use fanfare::cluster::link::{GrpcPeerLinks, LinkSettings, PeerAck, PeerAddr, PeerItem, PeerLinks};
 use fanfare::hub::channel_number;
 use fanfare::tasks::Tasks;
 use serde::{Deserialize, Serialize};
@@ -39,14 +39,14 @@ const GLANCE: Duration = Duration::from_micros(100);
 pub struct Options {
     #[command(flatten)]
     pub end: End,
-    /// Where the sink listens.
+    /// Address of the sink.
     #[arg(long)]
     pub sink: SocketAddr,
-    /// Its process, for its CPU time.
+    /// Process id of the sink, for its CPU time.
     #[arg(long)]
     pub sink_pid: u32,
     #[arg(long, value_enum)]
-    pub fed: Fed,
+    pub fed: FeedMode,
     /// Messages of one publish.
     #[arg(long, default_value_t = 1)]
     pub together: usize,
@@ -63,10 +63,10 @@ pub struct Options {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Fed {
+pub enum FeedMode {
     /// Straight into the queues.
     Encoded,
-    /// By the publish path.
+    /// Through the publish path.
     Published,
 }
 
@@ -74,7 +74,7 @@ pub enum Fed {
 pub struct Outcome {
     /// Confirmed by the other end, in the measured part.
     pub messages_per_s: f64,
-    /// Of one publish, as it is sent.
+    /// Size of one publish as it is sent.
     pub item_bytes: usize,
     /// All that were sent, from the beginning.
     pub sent: u64,
@@ -94,8 +94,8 @@ fn run(runtime: &Runtime, options: &Options) -> Result<Outcome> {
     let item_bytes = items.first().map_or(0, |(_, item)| item.bytes());
     let window = UNDER_WAY_BYTES / item_bytes.max(1);
     let feed = |time: Duration| match options.fed {
-        Fed::Encoded => source.send(&items, window, time),
-        Fed::Published => source.publish(window, time),
+        FeedMode::Encoded => source.send(&items, window, time),
+        FeedMode::Published => source.publish(window, time),
     };
     let warm_up = feed(WARM_UP)?;
     let meter = Meter::start(&[options.sink_pid])?;
@@ -106,8 +106,8 @@ fn run(runtime: &Runtime, options: &Options) -> Result<Outcome> {
     Ok(Outcome { messages_per_s, item_bytes, sent: messages(ENCODED as u64 + warm_up + sent), cost })
 }
 
-/// What was forwarded, each with the number that chooses its lane.
-type Encoded = Vec<(u64, Item)>;
+/// Forwarded items, each with the number that chooses its peer stream.
+type EncodedItems = Vec<(u64, PeerItem)>;
 
 struct Source<'a> {
     runtime: &'a Runtime,
@@ -123,14 +123,14 @@ impl<'a> Source<'a> {
         let origin = Origin::new(&options.folder, &tasks, CHANNELS, options.bytes)?;
         let own = Peer { node_id: "source".into(), incarnation: origin.hub.incarnation() };
         let inbound = Arc::clone(&origin.routing) as Arc<dyn Inbound>;
-        let links = Links::new(own, options.end.tls()?, inbound, tasks, LinkSettings::default());
+        let links = GrpcPeerLinks::new(own, options.end.tls()?, inbound, tasks, LinkSettings::default());
         let feed = Arc::new(Feed {
             links,
             keeps_bytes: options.bytes,
             keeps: AtomicBool::new(false),
             kept: Mutex::default(),
         });
-        origin.routing.begin(Shared(Arc::clone(&feed)));
+        origin.routing.begin(RecordingLinks(Arc::clone(&feed)));
         let sink = Peer { node_id: "sink".into(), incarnation: SINK };
         origin.routing.set_peers(vec![PeerAddr { peer: sink, addr: options.sink }], vec![SINK]);
         let source = Self { runtime, options, origin, feed };
@@ -139,7 +139,7 @@ impl<'a> Source<'a> {
     }
 
     /// Publishes a few, and keeps what is sent.
-    fn encode(&self) -> Result<Encoded> {
+    fn encode(&self) -> Result<EncodedItems> {
         self.feed.keeps.store(true, Ordering::SeqCst);
         let acked = Arc::new(AtomicU64::new(0));
         (0..ENCODED).for_each(|nth| self.publish_one(nth, &acked));
@@ -156,31 +156,31 @@ impl<'a> Source<'a> {
     }
 
     /// How many were sent and confirmed.
-    fn send(&self, items: &Encoded, window: usize, time: Duration) -> Result<u64> {
+    fn send(&self, items: &EncodedItems, window: usize, time: Duration) -> Result<u64> {
         let links = &self.feed.links;
         let until = Instant::now() + time;
         // Of each chunk the last receipt of each lane, which has come when all before it have.
-        let mut under_way: VecDeque<Vec<Receipt>> = VecDeque::new();
+        let mut under_way: VecDeque<Vec<PeerAck>> = VecDeque::new();
         let mut sent = 0;
         let mut all = items.iter().cycle();
         while Instant::now() < until {
-            let mut last: Vec<Option<Receipt>> = (0..links.lanes()).map(|_| None).collect();
+            let mut last: Vec<Option<PeerAck>> = (0..links.stream_count()).map(|_| None).collect();
             for (hash, item) in all.by_ref().take(CHUNK) {
-                last[(hash % links.lanes() as u64) as usize] = Some(links.send(SINK, *hash, item));
+                last[(hash % links.stream_count() as u64) as usize] = Some(links.send(SINK, *hash, item));
             }
             sent += CHUNK as u64;
             under_way.push_back(last.into_iter().flatten().collect());
             if under_way.len() * CHUNK > window {
-                self.confirmed(under_way.pop_front())?;
+                self.wait_for_acks(under_way.pop_front())?;
             }
         }
-        under_way.into_iter().try_for_each(|receipts| self.confirmed(Some(receipts)))?;
+        under_way.into_iter().try_for_each(|acks| self.wait_for_acks(Some(acks)))?;
         Ok(sent)
     }
 
-    fn confirmed(&self, receipts: Option<Vec<Receipt>>) -> Result<()> {
-        for receipt in receipts.into_iter().flatten() {
-            let confirmed = async { tokio::time::timeout(PATIENCE, receipt).await };
+    fn wait_for_acks(&self, acks: Option<Vec<PeerAck>>) -> Result<()> {
+        for ack in acks.into_iter().flatten() {
+            let confirmed = async { tokio::time::timeout(PATIENCE, ack).await };
             match self.runtime.block_on(confirmed) {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return Err("a lane has lost what it had".into()),
@@ -231,25 +231,25 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
 
 /// The links, and what is sent while it is kept.
 struct Feed {
-    links: Links,
+    links: GrpcPeerLinks,
     keeps: AtomicBool,
-    /// What is shorter is no message.
+    /// Least size of an item with messages.
     keeps_bytes: usize,
-    kept: Mutex<Encoded>,
+    kept: Mutex<EncodedItems>,
 }
 
-struct Shared(Arc<Feed>);
+struct RecordingLinks(Arc<Feed>);
 
-impl PeerLinks for Shared {
+impl PeerLinks for RecordingLinks {
     fn set_peers(&self, peers: Vec<PeerAddr>) {
         self.0.links.set_peers(peers);
     }
 
-    fn lanes(&self) -> usize {
-        self.0.links.lanes()
+    fn stream_count(&self) -> usize {
+        self.0.links.stream_count()
     }
 
-    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &PeerItem) -> PeerAck {
         let feed = &self.0;
         if feed.keeps.load(Ordering::Relaxed) && item.bytes() > feed.keeps_bytes {
             let mut kept = feed.kept.lock().unwrap_or_else(PoisonError::into_inner);

@@ -28,7 +28,7 @@ pub struct Hold {
     /// Channels per connection.
     #[arg(long, default_value_t = 1)]
     pub attached: usize,
-    /// What the names of the channels begin with; each goes on with a number of its own, from 0.
+    /// Beginning of the channels' names; a number from 0 follows.
     #[arg(long, default_value = "bench:hold:")]
     pub prefix: String,
 }
@@ -36,10 +36,11 @@ pub struct Hold {
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub channels: usize,
-    /// Until the last one was attached.
+    /// Time until the last connection was attached.
     pub opening_s: f64,
     /// Frames that came afterwards.
-    pub heard: u64,
+    #[serde(rename = "heard")]
+    pub received: u64,
 }
 
 impl Hold {
@@ -53,14 +54,14 @@ impl Hold {
         let opening_s = began.elapsed().as_secs_f64();
         println!("attached");
         let over = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&over);
+        let stop = Arc::clone(&over);
         thread::spawn(move || {
             // An error is an end too.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
-            told.store(true, Ordering::Release);
+            stop.store(true, Ordering::Release);
         });
-        let heard = read_until(links, &over)?;
-        Ok(Outcome { channels: self.connections * self.attached, opening_s, heard })
+        let received = read_until(links, &over)?;
+        Ok(Outcome { channels: self.connections * self.attached, opening_s, received })
     }
 }
 
@@ -71,7 +72,7 @@ fn read_until(mut links: Vec<Link>, over: &AtomicBool) -> Result<u64> {
     }
     let mut events = Events::with_capacity(1024);
     let mut shared = vec![0; SHARED_BYTES];
-    let mut heard = 0;
+    let mut received = 0;
     while !over.load(Ordering::Acquire) {
         match poll.poll(&mut events, Some(GLANCE)) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -79,9 +80,9 @@ fn read_until(mut links: Vec<Link>, over: &AtomicBool) -> Result<u64> {
         }
         for event in events.iter().filter(|event| event.is_readable()) {
             let at = event.token().0;
-            let read = links[at].read(os::monotonic_ns(), &mut shared, |_| heard += 1);
+            let read = links[at].read(os::monotonic_ns(), &mut shared, |_| received += 1);
             read.map_err(|error| format!("connection {at} was lost: {error}"))?;
         }
     }
-    Ok(heard)
+    Ok(received)
 }

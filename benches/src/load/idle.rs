@@ -40,7 +40,8 @@ pub struct Outcome {
     /// Holding them.
     pub holding: Cost,
     /// Frames while they were held, per connection: from the server and to it.
-    pub heard: f64,
+    #[serde(rename = "heard")]
+    pub received: f64,
     pub said: f64,
 }
 
@@ -67,16 +68,16 @@ impl Idle {
             socket_bytes: each(socket_before, socket),
             opening,
             holding,
-            heard: each(frames_before.heard, frames_after.heard),
-            said: each(frames_before.said, frames_after.said),
+            received: each(frames_before.received, frames_after.received),
+            said: each(frames_before.sent, frames_after.sent),
         })
     }
 }
 
 fn frames(links: &[Link]) -> Frames {
     links.iter().map(Link::frames).fold(Frames::default(), |sum, each| Frames {
-        heard: sum.heard + each.heard,
-        said: sum.said + each.said,
+        received: sum.received + each.received,
+        sent: sum.sent + each.sent,
     })
 }
 

@@ -25,8 +25,8 @@ pub(super) struct Link {
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Frames {
-    pub(super) heard: u64,
-    pub(super) said: u64,
+    pub(super) received: u64,
+    pub(super) sent: u64,
 }
 
 impl Link {
@@ -47,7 +47,7 @@ impl Link {
         registry.register(&mut self.stream, Token(at), Interest::READABLE | Interest::WRITABLE)
     }
 
-    /// What the kernel has taken in and nobody has read, up to 64 KiB.
+    /// Gives the size of what the kernel has taken in and the client has not read, up to 64 KiB.
     pub(super) fn unread_bytes(&self) -> io::Result<usize> {
         match self.stream.peek(&mut [0; 64 * 1024]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -66,12 +66,12 @@ impl Link {
         let (mut closed, mut pong) = (None, Vec::new());
         let frames = &mut self.frames;
         let mut answer = |opcode, payload: &[u8]| {
-            frames.said += 1;
+            frames.sent += 1;
             write_client(opcode, payload, &mut pong);
         };
-        let mut heard = 0;
+        let mut received = 0;
         self.reader.read(&mut self.stream, shared, |opcode, payload| {
-            heard += 1;
+            received += 1;
             match opcode {
                 opcode::TEXT | opcode::BINARY => dialect.each(payload, |piece| match dialect.pong(piece) {
                     Some(pong) => answer(dialect.opcode(), pong),
@@ -82,7 +82,7 @@ impl Link {
                 _ => {}
             }
         })?;
-        frames.heard += heard;
+        frames.received += received;
         if let Some(reason) = closed {
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
@@ -103,7 +103,7 @@ impl Link {
 
     /// Queues a frame without writing it.
     pub(super) fn push(&mut self, said: impl AsRef<[u8]>) {
-        self.frames.said += 1;
+        self.frames.sent += 1;
         write_client(self.dialect.opcode(), said.as_ref(), &mut self.unsent);
     }
 

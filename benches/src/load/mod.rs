@@ -1,8 +1,8 @@
 //! The load generator: its own process, so that its work is never counted as the server's.
 
 mod attach;
+mod connection_storm;
 mod fanout;
-mod herd;
 mod history;
 mod hold;
 mod idle;
@@ -24,8 +24,8 @@ use crate::wire::dialect::Dialect;
 use crate::{Result, os};
 
 pub use attach::{Attach, Outcome as AttachOutcome};
-pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome, Slow};
-pub use herd::{Herd, Outcome as HerdOutcome};
+pub use connection_storm::{ConnectionStorm, Outcome as StormOutcome};
+pub use fanout::{Fanout, Memory, Outcome as FanoutOutcome, SlowReaderStats};
 pub use history::{History, Outcome as HistoryOutcome};
 pub use hold::{Hold, Outcome as HoldOutcome};
 pub use idle::{Idle, Outcome as IdleOutcome};
@@ -40,7 +40,8 @@ pub enum Workload {
     /// Connections that are attached and hear nothing.
     Idle(Idle),
     /// Connections that come at once.
-    Herd(Herd),
+    #[command(name = "herd")]
+    ConnectionStorm(ConnectionStorm),
     /// Publishes with a fixed number under way on each connection.
     Publish(Publish),
     /// A crowd that enters one channel, and newcomers that are sent the list of it.
@@ -53,16 +54,16 @@ pub enum Workload {
     History(History),
 }
 
-/// What is measured: an address, and the processes behind it.
+/// Target of a measurement: an address, and the processes behind it.
 #[derive(Args, Clone)]
 pub struct Target {
-    /// Where the server listens.
+    /// Address of the server.
     #[arg(long)]
     pub address: SocketAddr,
     /// The server's process, for its CPU time and memory; repeated where several work together.
     #[arg(long = "server-pid", required = true)]
     pub server_pids: Vec<u32>,
-    /// What is spoken with it. Only `fanout`, `idle` and `herd` speak others than its own.
+    /// Protocol of the server. Only `fanout`, `idle` and `herd` speak others than Fanfare's.
     #[arg(long, value_enum, default_value_t)]
     pub dialect: Dialect,
     /// A file with an API key, sent as Basic.
@@ -73,7 +74,7 @@ pub struct Target {
     pub token_file: Option<PathBuf>,
 }
 
-/// What the measured window cost, on both sides.
+/// Cost of the measured part, on both sides.
 #[derive(Serialize, Deserialize)]
 pub struct Cost {
     pub wall_s: f64,
@@ -86,7 +87,7 @@ impl Workload {
         match self {
             Self::Fanout(fanout) => &fanout.target,
             Self::Idle(idle) => &idle.target,
-            Self::Herd(herd) => &herd.target,
+            Self::ConnectionStorm(storm) => &storm.target,
             Self::Publish(publish) => &publish.target,
             Self::Presence(presence) => &presence.target,
             Self::Attach(attach) => &attach.target,
@@ -104,7 +105,7 @@ pub fn print(workload: &Workload) -> Result<()> {
     let line = match workload {
         Workload::Fanout(fanout) => serde_json::to_string(&fanout.run()?),
         Workload::Idle(idle) => serde_json::to_string(&idle.run()?),
-        Workload::Herd(herd) => serde_json::to_string(&herd.run()?),
+        Workload::ConnectionStorm(storm) => serde_json::to_string(&storm.run()?),
         Workload::Publish(publish) => serde_json::to_string(&publish.run()?),
         Workload::Presence(presence) => serde_json::to_string(&presence.run()?),
         Workload::Attach(attach) => serde_json::to_string(&attach.run()?),

@@ -1,4 +1,4 @@
-//! From nothing to an attached connection, many at a time.
+//! Opens and attaches connections, many at a time.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use super::Target;
 use super::link::Link;
-use crate::wire::dialect::{Dialect, Said};
+use crate::wire::dialect::{Dialect, ReplyKind};
 use crate::wire::handshake;
 use crate::wire::websocket::{first_frame, opcode, write_client};
 use crate::{Error, Result};
 
 /// How many handshakes are under way at once.
 const TOGETHER: usize = 100;
-/// As wide as every other number that a connection of 20 channels has, so that the messages of all of them are laid out alike.
+/// First id of a request. All ids of a connection with 20 channels have as many digits, so that their frames
+/// have one size.
 const FIRST_ID: u32 = 101;
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -62,7 +63,7 @@ pub(super) fn open_over<Channels: IntoIterator<Item = String>>(
 }
 
 impl Target {
-    /// What each connection brings, if it is the same for all.
+    /// Gives the credential of each connection, if it is the same for all.
     pub(super) fn authorization(&self) -> Result<Option<String>> {
         let read = |path: &Path| {
             let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -81,10 +82,10 @@ pub(super) struct Opening {
     stream: TcpStream,
     dialect: Dialect,
     read: Vec<u8>,
-    /// What was said first.
+    /// First frame of the server.
     welcome: Vec<u8>,
     /// Said by the server and not looked at yet.
-    said: VecDeque<Said>,
+    said: VecDeque<ReplyKind>,
     /// Channels that were asked for.
     awaited: usize,
 }
@@ -136,7 +137,7 @@ impl Opening {
     pub(super) fn answered(&mut self) -> Result<()> {
         loop {
             while let Some(said) = self.said.pop_front() {
-                if said == Said::Done {
+                if said == ReplyKind::Done {
                     return Ok(());
                 }
             }
@@ -154,9 +155,9 @@ impl Opening {
             }
             let (dialect, said, mut pongs) = (self.dialect, &mut self.said, Vec::new());
             let mut refused = None;
-            dialect.each(payload, |piece| match (dialect.pong(piece), dialect.said(piece)) {
+            dialect.each(payload, |piece| match (dialect.pong(piece), dialect.reply_kind(piece)) {
                 (Some(pong), _) => pongs.push(pong),
-                (None, Said::Refused) => refused = Some(String::from_utf8_lossy(piece).into_owned()),
+                (None, ReplyKind::Refused) => refused = Some(String::from_utf8_lossy(piece).into_owned()),
                 (None, other) => said.push_back(other),
             });
             if let Some(refused) = refused {

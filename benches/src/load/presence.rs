@@ -41,9 +41,9 @@ pub struct Outcome {
     pub newcomers: usize,
     /// All entering, each of them seen by all subscribers.
     pub entering: Cost,
-    /// What the subscribers were sent meanwhile, in payload bytes.
+    /// Payload bytes that the subscribers were sent meanwhile.
     pub sent_bytes: u64,
-    /// What they have to be sent: each event once to each.
+    /// Payload bytes that they have to be sent: each event once to each subscriber.
     pub needed_bytes: u64,
     /// Opening a connection, attaching it and sending it the list, per newcomer. The list is made anew for each.
     pub newcomer_cpu_ms: f64,
@@ -55,7 +55,7 @@ impl Presence {
     pub fn run(&self) -> Result<Outcome> {
         let (members, subscribers) = (self.members as usize, self.subscribers.min(self.members) as usize);
         let attached = |number| (number < subscribers).then(|| CHANNEL.to_owned());
-        let mut crowd = Crowd::new(open(&self.target, members, attached)?, subscribers)?;
+        let mut crowd = PresenceConnections::new(open(&self.target, members, attached)?, subscribers)?;
         let everyone: Vec<usize> = (0..members).collect();
         let meter = Meter::start(&self.target.server_pids)?;
         let (sent_bytes, event_bytes) = crowd.change("enter", &everyone)?;
@@ -67,7 +67,7 @@ impl Presence {
             crowd.change("update", &[number % members])?;
             let meter = Meter::start(&self.target.server_pids)?;
             let newcomer = open(&self.target, 1, |_| Some(CHANNEL.to_owned()))?;
-            let mut newcomer = Crowd::new(newcomer, 1)?;
+            let mut newcomer = PresenceConnections::new(newcomer, 1)?;
             list_bytes = newcomer.list(members).map_err(|error| format!("newcomer {number}: {error}"))?;
             let cost = meter.stop()?;
             (cpu_s, wall_s) = (cpu_s + cost.server_cpu_s, wall_s + cost.wall_s);
@@ -89,14 +89,14 @@ impl Presence {
 }
 
 /// Connections, of which the first `subscribers` are attached.
-struct Crowd {
+struct PresenceConnections {
     links: Vec<Link>,
     subscribers: usize,
     poll: Poll,
     shared: Vec<u8>,
 }
 
-impl Crowd {
+impl PresenceConnections {
     fn new(mut links: Vec<Link>, subscribers: usize) -> Result<Self> {
         let poll = Poll::new()?;
         for (at, link) in links.iter_mut().enumerate() {
@@ -156,7 +156,7 @@ impl Crowd {
     /// Hands over every frame, with the number of its connection, until `take` says that it was the last.
     fn read_until(&mut self, mut take: impl FnMut(usize, &[u8]) -> Result<bool>) -> Result<()> {
         let mut events = Events::with_capacity(1024);
-        let mut heard = Instant::now();
+        let mut last_received = Instant::now();
         let mut taken = Ok(false);
         loop {
             match self.poll.poll(&mut events, Some(Duration::from_millis(50))) {
@@ -168,14 +168,14 @@ impl Crowd {
                 let link = &mut self.links[at];
                 link.flush()?;
                 link.read(os::monotonic_ns(), &mut self.shared, |text| {
-                    heard = Instant::now();
+                    last_received = Instant::now();
                     if matches!(taken, Ok(false)) {
                         taken = take(at, text);
                     }
                 })?;
             }
             match taken {
-                Ok(false) if heard.elapsed() > PATIENCE => {
+                Ok(false) if last_received.elapsed() > PATIENCE => {
                     return Err(format!("nothing came for {PATIENCE:?}").into());
                 }
                 Ok(false) => {}

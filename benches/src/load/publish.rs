@@ -127,13 +127,13 @@ struct Pipeline {
     link: Link,
     channels: Vec<String>,
     data_bytes: usize,
-    /// Its number, which is part of the ids of its messages; none where they have none.
+    /// Number of the connection, which its message ids contain; `None`: the messages have no ids.
     ids: Option<usize>,
     first: u64,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<PendingPublish>,
 }
 
-struct Sent {
+struct PendingPublish {
     at_ns: u64,
     channel: usize,
     is_acked: bool,
@@ -183,7 +183,7 @@ impl Pipeline {
                 Some(number) => frames::publish_with_id(id, name, &format!("{at_ns}-{number}-{id}"), &data),
                 None => frames::publish(id, name, &data),
             });
-            self.sent.push_back(Sent { at_ns, channel, is_acked: false });
+            self.sent.push_back(PendingPublish { at_ns, channel, is_acked: false });
         }
         Ok(self.link.flush()?)
     }

@@ -2,7 +2,7 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong with deliveries, over all subscribers.
+/// Faults of deliveries, over all subscribers.
 #[derive(Serialize, Deserialize, Default, Debug, PartialEq, Eq)]
 pub struct Faults {
     pub lost: u64,
@@ -19,7 +19,8 @@ impl Faults {
     }
 }
 
-/// Which numbers have come, apart for each subscription. Costs four bytes per subscription as long as all goes well.
+/// Numbers of the messages that have come, for each subscription. It takes four bytes per subscription as
+/// long as all goes well.
 pub(super) struct Tally {
     next: Vec<u32>,
     /// Passed over, by subscription and number.
@@ -38,11 +39,11 @@ impl Tally {
     }
 
     /// Tells of a message that nobody asked for.
-    pub(super) fn got_astray(&mut self) {
+    pub(super) fn record_astray(&mut self) {
         self.faults.astray += 1;
     }
 
-    pub(super) fn got(&mut self, subscription: usize, sequence: u32) {
+    pub(super) fn record(&mut self, subscription: usize, sequence: u32) {
         let next = &mut self.next[subscription];
         if sequence >= *next {
             self.missing.extend((*next..sequence).map(|passed| (subscription, passed)));
@@ -71,7 +72,7 @@ mod tests {
 
     fn faults_of(arrivals: &[u32], published: u32) -> Faults {
         let mut tally = Tally::new(1);
-        arrivals.iter().for_each(|sequence| tally.got(0, *sequence));
+        arrivals.iter().for_each(|sequence| tally.record(0, *sequence));
         tally.finish(|_| published)
     }
 

@@ -1,10 +1,10 @@
-//! What a node tells its operators.
+//! Figures from the admin listener of a node.
 
 use super::server::Server;
 use crate::Result;
 use crate::wire::http::Http;
 
-/// Of one node.
+/// Connection to the admin listener of one node.
 pub(super) struct Admin(Http);
 
 impl Admin {

@@ -1,6 +1,6 @@
 use serde::Serialize;
 
-use super::report::Measured;
+use super::report::Measurements;
 
 /// Share of the floor's deliveries per core-second.
 const FANOUT_SHARE_MIN: f64 = 0.60;
@@ -11,14 +11,15 @@ const PUBLISH_SHARE_MIN: f64 = 0.40;
 
 /// CPU of the server for a newcomer, from its connection to the end of the list of 1 000 members.
 const NEWCOMER_MS_MAX: f64 = 50.0;
-/// What subscribers are sent while members enter, of what they have to be.
+/// Greatest ratio of the bytes that subscribers are sent while members enter to those that they have to be
+/// sent.
 const PRESENCE_SENT_MAX: f64 = 1.01;
 
-/// So many runs a figure has at least from which a bar is judged.
+/// Least number of runs from which a bar is judged.
 pub(super) const RUNS_MIN: usize = 3;
 
 /// Why a bar of so many runs is not judged.
-pub(super) fn too_few(runs: usize) -> Option<String> {
+pub(super) fn insufficient_runs(runs: usize) -> Option<String> {
     (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"))
 }
 
@@ -28,7 +29,7 @@ pub(super) struct Bar {
     pub(super) what: String,
     pub(super) measured: String,
     pub(super) bar: String,
-    /// What was measured, of the bar.
+    /// Measured figure, as a share of the bar.
     pub(super) of_bar: f64,
     pub(super) met: bool,
     /// Why nobody may say whether it is met.
@@ -36,7 +37,7 @@ pub(super) struct Bar {
 }
 
 /// The bars of all that was measured; what failed has none.
-pub(super) fn bars(measured: &Measured) -> Vec<Bar> {
+pub(super) fn bars(measured: &Measurements) -> Vec<Bar> {
     let fanouts = measured.fanouts.iter().map(|fanout| {
         let what = format!("fan-out × {}, of the floor", fanout.subscribers);
         Bar::share(what, fanout.ratio(), FANOUT_SHARE_MIN)
@@ -65,7 +66,7 @@ impl Bar {
         Self { not_judged, ..self }
     }
 
-    /// Of which there is no figure.
+    /// Makes a bar without a figure.
     pub(super) fn without_figure(what: String, not_judged: String) -> Self {
         let none = || "–".to_owned();
         let (measured, bar, not_judged) = (none(), none(), Some(not_judged));

@@ -8,7 +8,7 @@ use crate::Result;
 pub(super) struct Companion {
     process: Child,
     stdout: BufReader<ChildStdout>,
-    /// What it said first.
+    /// First line of its stdout.
     pub(super) said: String,
 }
 

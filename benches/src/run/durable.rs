@@ -14,7 +14,7 @@ const CONNECTIONS: usize = 16;
 const WINDOW: usize = 64;
 const MESSAGE_BYTES: usize = 128;
 
-/// Where the binaries are, and a folder on the disk that is measured.
+/// Paths of the binaries, and a folder on the disk that is measured.
 pub(super) struct Durable<'a> {
     pub(super) bench: &'a Path,
     pub(super) node: &'a Path,
@@ -23,7 +23,7 @@ pub(super) struct Durable<'a> {
 }
 
 impl Durable<'_> {
-    /// So many times the loop and the node in turn, until one of them fails.
+    /// Measures the loop and the node in turn, that many times, until one of them fails.
     pub(super) fn measure(&self, repetitions: u32, say: impl Fn(u32)) -> (Publish, Result<()>) {
         let mut publish = Publish::new(CONNECTIONS, WINDOW, MESSAGE_BYTES);
         let measured = self.in_turn(repetitions, say, &mut publish);

@@ -30,7 +30,7 @@ pub(super) fn result_of<Outcome: DeserializeOwned>(command: Command) -> Result<O
     Ok(serde_json::from_slice(&output_within(command, END_WITHIN)?)?)
 }
 
-/// What it writes must fit into a pipe: it is read when the process has ended.
+/// Runs a command, and gives its output once it has ended. The output must fit into a pipe.
 fn output_within(mut command: Command, time: Duration) -> Result<Vec<u8>> {
     os::end_with_this(&mut command);
     let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()?;

@@ -9,11 +9,11 @@ use serde::Serialize;
 use super::CHECKOUT;
 use crate::procfs;
 
-/// What a run writes changes nothing of what the next one measures.
+/// Arguments of git that list the changes of the checkout. The pages that a run writes do not count.
 const CHANGES: [&str; 7] =
     ["-C", CHECKOUT, "status", "--porcelain", "--", ":/", ":(top,exclude)docs/benchmarks"];
 
-/// What a figure is worth nothing without.
+/// Machine, versions and command of a run, without which its figures mean nothing.
 #[derive(Serialize)]
 pub(super) struct Machine {
     cpu: String,
@@ -21,14 +21,14 @@ pub(super) struct Machine {
     kernel: String,
     /// How the kernel paces what TCP sends.
     congestion_control: String,
-    /// What an indirect call of the kernel is guarded with, which the way of a segment has dozens of.
+    /// Guard of the kernel's indirect calls, of which the way of a segment has dozens.
     spectre_v2: String,
     node: String,
     bench: String,
     rustc: String,
     commit: String,
     command: String,
-    /// Of the day on which it was begun, in UTC.
+    /// Day on which the run began, in UTC.
     date: String,
 }
 
@@ -55,7 +55,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// What stands below a picture.
+    /// Gives the text below a picture.
     pub(super) fn in_short(&self) -> String {
         let Self { cpu, cores, kernel, commit, date, .. } = self;
         format!("{cores} × {cpu}, Linux {kernel}, commit {commit}, {date}")

@@ -15,7 +15,7 @@ impl Table {
         Self { text: format!("| {title} | {} |\n|{rule}\n", columns.join(" | ")), columns: columns.len() }
     }
 
-    /// What has not a single run has no figures.
+    /// Adds a row. A row without runs has no figures.
     pub(super) fn row(&mut self, name: &str, runs: usize, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.columns, "a cell for each column");
         let cells = if runs == 0 { vec!["–".to_owned(); self.columns] } else { cells };

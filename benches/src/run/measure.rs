@@ -1,11 +1,11 @@
-//! What is measured, and in which order: the repetitions take turns, so that a drift of the machine hits all alike.
+//! Measurements and their order: the repetitions take turns, so that a drift of the machine hits all alike.
 
 use std::path::PathBuf;
 
 use super::Options;
 use super::durable::Durable;
 use super::generator::{load, result_of};
-use super::report::{Fanout, Idle, Measured, Presence, Publish};
+use super::report::{Fanout, Idle, Measurements, Presence, Publish};
 use super::server::Server;
 use crate::Result;
 use crate::load::{FanoutOutcome, IdleOutcome};
@@ -27,8 +27,8 @@ pub(super) struct Bench<'a> {
 
 impl Bench<'_> {
     /// Measures all that can be; what failed is told in words beside it.
-    pub(super) fn measure(&self) -> (Measured, Vec<String>) {
-        let mut measured = Measured::default();
+    pub(super) fn measure(&self) -> (Measurements, Vec<String>) {
+        let mut measured = Measurements::default();
         let mut failures = Vec::new();
         for (subscribers, rate) in FANOUTS {
             match self.fanout(subscribers, rate) {
@@ -60,7 +60,7 @@ impl Bench<'_> {
         let mut fanout = Fanout::new(subscribers, rate, MESSAGE_BYTES);
         for repetition in 1..=self.options.repetitions {
             self.say(&format!("fan-out × {subscribers}"), repetition);
-            fanout.floor.push(self.fan_out_over(&Server::floor(&self.this, 0)?, subscribers, rate)?);
+            fanout.baseline.push(self.fan_out_over(&Server::baseline(&self.this, 0)?, subscribers, rate)?);
             let node = Server::node(&self.node, &self.data, "none", None)?;
             fanout.node.push(self.fan_out_over(&node, subscribers, rate)?);
         }

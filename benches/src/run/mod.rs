@@ -29,9 +29,9 @@ use machine::{Machine, first_line};
 use measure::Bench;
 use report::Report;
 
-/// That this binary was built from.
+/// Checkout that this binary was built from.
 const CHECKOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-/// Of a process: 10 000 connections, and what it has beside them.
+/// Open files that a process needs: 10 000 connections and some more.
 const OPEN_FILES: u64 = 10_500;
 
 #[derive(Args)]
@@ -68,8 +68,8 @@ pub fn run(options: &Options) -> Result<()> {
     end(&report, options.out.as_deref(), report.failures.len())
 }
 
-/// What would else be found when all is measured: an error names the option. Gives the node's whole path, since a name alone would
-/// be looked for elsewhere.
+/// Checks the options before anything is measured; an error names the option. Gives the node's whole path,
+/// since a bare name would be looked for elsewhere.
 fn check(node: Option<&Path>, out: Option<&Path>) -> Result<Option<PathBuf>> {
     let node = node.map(|node| whole("--node", node)).transpose()?;
     if let Some(node) = &node

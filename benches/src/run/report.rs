@@ -10,20 +10,20 @@ use crate::store_loop;
 #[derive(Serialize)]
 pub(super) struct Report {
     pub(super) machine: Machine,
-    pub(super) measured: Measured,
+    pub(super) measured: Measurements,
     pub(super) bars: Vec<Bar>,
     pub(super) failures: Vec<String>,
 }
 
 impl Report {
-    pub(super) fn new(machine: Machine, measured: Measured, failures: Vec<String>) -> Self {
+    pub(super) fn new(machine: Machine, measured: Measurements, failures: Vec<String>) -> Self {
         let bars = bars(&measured);
         Self { machine, measured, bars, failures }
     }
 }
 
 #[derive(Serialize, Default)]
-pub(super) struct Measured {
+pub(super) struct Measurements {
     pub(super) fanouts: Vec<Fanout>,
     pub(super) idle: Option<Idle>,
     pub(super) publish: Option<Publish>,
@@ -36,21 +36,22 @@ pub(super) struct Fanout {
     pub(super) messages_per_s: u32,
     pub(super) message_bytes: usize,
     pub(super) node: Vec<FanoutOutcome>,
-    pub(super) floor: Vec<FanoutOutcome>,
+    #[serde(rename = "floor")]
+    pub(super) baseline: Vec<FanoutOutcome>,
 }
 
 impl Fanout {
     pub(super) fn new(subscribers: usize, messages_per_s: u32, message_bytes: usize) -> Self {
-        Self { subscribers, messages_per_s, message_bytes, node: Vec::new(), floor: Vec::new() }
+        Self { subscribers, messages_per_s, message_bytes, node: Vec::new(), baseline: Vec::new() }
     }
 
     /// The node's deliveries per core-second, as a share of the floor's.
     pub(super) fn ratio(&self) -> f64 {
-        median(&self.node, deliveries_per_core_second) / median(&self.floor, deliveries_per_core_second)
+        median(&self.node, deliveries_per_core_second) / median(&self.baseline, deliveries_per_core_second)
     }
 
     pub(super) fn faults(&self) -> Vec<String> {
-        let named = [("the node", &self.node), ("the floor", &self.floor)];
+        let named = [("the node", &self.node), ("the floor", &self.baseline)];
         let runs = named.iter().flat_map(|(name, runs)| runs.iter().map(move |run| (name, &run.faults)));
         runs.filter(|(_, faults)| faults.any())
             .map(|(name, faults)| format!("fan-out × {}: {name} had {faults:?}", self.subscribers))
@@ -106,7 +107,7 @@ impl Presence {
         median(&self.runs, |run| run.newcomer_cpu_ms)
     }
 
-    /// What was sent, as a multiple of what had to be.
+    /// Gives the sent bytes as a multiple of the needed ones.
     pub(super) fn sent_of_needed(&self) -> f64 {
         median(&self.runs, |run| run.sent_bytes as f64 / run.needed_bytes as f64)
     }

@@ -23,33 +23,33 @@ pub(super) struct Server {
     process: Child,
     pub(super) address: SocketAddr,
     pub(super) key_file: Option<PathBuf>,
-    /// Where it writes; removed with it.
+    /// Folder of the server, removed with it.
     folder: Option<TempDir>,
 }
 
-/// Where a node that is up listens.
+/// Addresses of a node that is up.
 #[derive(Deserialize)]
 pub(super) struct NodeFile {
     listen: SocketAddr,
     pub(super) admin: SocketAddr,
-    /// Of a node of a cluster.
+    /// Gossip address of a node in a cluster.
     pub(super) gossip: Option<SocketAddr>,
 }
 
 impl Server {
-    pub(super) fn floor(bench: &Path, window_ms: u32) -> Result<Self> {
+    pub(super) fn baseline(bench: &Path, window_ms: u32) -> Result<Self> {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
     /// The same in so many threads, which writes to many sockets with one call.
-    pub(super) fn floor_by_ring(bench: &Path, window_ms: u32, threads: u8) -> Result<Self> {
+    pub(super) fn baseline_io_uring(bench: &Path, window_ms: u32, threads: u8) -> Result<Self> {
         let (window_ms, threads) = (window_ms.to_string(), threads.to_string());
         let options = ["floor-server", "--io-uring", "--window-ms", &window_ms, "--threads", &threads];
         Self::announcing(Command::new(bench).args(options))
     }
 
     /// A floor that says as often as the node does by default that it is there.
-    pub(super) fn floor_with_heartbeats(bench: &Path) -> Result<Self> {
+    pub(super) fn baseline_with_heartbeats(bench: &Path) -> Result<Self> {
         Self::announcing(Command::new(bench).args(["floor-server", "--heartbeat-ms", "15000"]))
     }
 
@@ -80,7 +80,7 @@ impl Server {
         Self::writing(&mut command, folder, |folder| Ok(node_file(folder)?.map(|node| node.listen)))
     }
 
-    /// Of a node.
+    /// Reads the addresses of a node.
     pub(super) fn node_file(&self) -> Result<NodeFile> {
         let folder = self.folder.as_ref().ok_or("the server writes nothing")?;
         Ok(node_file(folder.path())?.ok_or("the node has not written where it listens")?)

@@ -6,7 +6,7 @@ use super::bars::Bar;
 use super::report::{Fanout, Idle, Presence, Publish, Report, deliveries_per_core_second, median};
 use crate::load::FanoutOutcome;
 
-/// What, node, floor or bare loop.
+/// Row: the subject, then the figures of node and of baseline or bare loop.
 type Row = [String; 3];
 
 pub(super) fn of(report: &Report) -> String {
@@ -41,8 +41,9 @@ fn lines(rows: Vec<Row>) -> String {
 }
 
 fn fanout_rows(fanout: &Fanout) -> Vec<Row> {
-    let Fanout { subscribers, messages_per_s, message_bytes, node, floor } = fanout;
-    let both = |what: &str, cell: fn(&[FanoutOutcome]) -> String| [what.to_owned(), cell(node), cell(floor)];
+    let Fanout { subscribers, messages_per_s, message_bytes, node, baseline } = fanout;
+    let both =
+        |what: &str, cell: fn(&[FanoutOutcome]) -> String| [what.to_owned(), cell(node), cell(baseline)];
     vec![
         row(&format!("1 channel × {subscribers}, {messages_per_s}/s, {message_bytes} B"), "node", "floor"),
         both("deliveries per server core-second", |runs| {

@@ -71,7 +71,7 @@ async fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome { confirmed_per_s })
 }
 
-/// Until the channel fails.
+/// Publishes until the channel fails.
 async fn publish(channel: Channel, body: Arc<[u8]>, confirmed: Arc<AtomicU64>) -> Option<lapin::Error> {
     let properties = BasicProperties::default().with_delivery_mode(PERSISTENT);
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };

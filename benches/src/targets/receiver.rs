@@ -22,7 +22,7 @@ const HUGE_BYTES: u64 = 1 << 30;
 pub struct Tally {
     pub events: u64,
     pub requests: u64,
-    /// From the sending of a message to the arrival of its event.
+    /// Time from the sending of a message to the arrival of its event, in milliseconds.
     pub p99_ms: f64,
 }
 

@@ -17,9 +17,9 @@ pub enum Dialect {
     Pusher,
 }
 
-/// What a server says to a client of its own accord or in answer.
+/// Meaning of a server's frame.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum ReplyKind {
     /// The oldest request without an answer is done; opening a connection is the first one.
     Done,
     Refused,
@@ -28,7 +28,7 @@ pub enum Said {
 }
 
 impl Dialect {
-    /// As it is called on the command line.
+    /// Gives the name of the protocol on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fanfare => "fanfare",
@@ -57,7 +57,7 @@ impl Dialect {
         }
     }
 
-    /// What a client sends first, if it is not the server that begins.
+    /// Gives the client's first frame, if the client begins.
     pub fn hello(self) -> Option<Vec<u8>> {
         match self {
             Self::Fanfare | Self::Pusher => None,
@@ -120,19 +120,19 @@ impl Dialect {
         }
     }
 
-    /// What a client says when it has been silent for long, where the protocol asks for it.
+    /// Gives the frame of a client that was silent for long, if the protocol asks for it.
     pub fn heartbeat(self) -> Option<&'static [u8]> {
         (self == Self::Fanfare).then_some(frames::HEARTBEAT.as_bytes())
     }
 
-    /// What anything but a message amounts to.
-    pub fn said(self, said: &[u8]) -> Said {
+    /// Gives the meaning of a frame that is no message.
+    pub fn reply_kind(self, said: &[u8]) -> ReplyKind {
         match self {
-            Self::Fanfare => frames::said(said),
-            Self::CentrifugeJson => centrifuge::json::said(said),
-            Self::CentrifugeProtobuf => centrifuge::protobuf::said(said),
-            Self::Nats => nats::said(said),
-            Self::Pusher => pusher::said(said),
+            Self::Fanfare => frames::reply_kind(said),
+            Self::CentrifugeJson => centrifuge::json::reply_kind(said),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::reply_kind(said),
+            Self::Nats => nats::reply_kind(said),
+            Self::Pusher => pusher::reply_kind(said),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The protocol's frames as text, and the few fields of them that the generator and the floor look at.
 
-use super::dialect::Said;
+use super::dialect::ReplyKind;
 
 pub mod op {
     pub const HEARTBEAT: u32 = 0;
@@ -45,12 +45,12 @@ pub fn op(frame: &[u8]) -> Option<u32> {
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
-/// What a frame amounts to, which is no message.
-pub fn said(frame: &[u8]) -> Said {
+/// Gives the meaning of a frame that is no message.
+pub fn reply_kind(frame: &[u8]) -> ReplyKind {
     match op(frame) {
-        Some(op::CONNECTED | op::ATTACHED | op::ACK) => Said::Done,
-        Some(op::NACK | op::ERROR) => Said::Refused,
-        _ => Said::Other,
+        Some(op::CONNECTED | op::ATTACHED | op::ACK) => ReplyKind::Done,
+        Some(op::NACK | op::ERROR) => ReplyKind::Refused,
+        _ => ReplyKind::Other,
     }
 }
 

@@ -28,7 +28,7 @@ pub fn basic(key: &str) -> String {
     format!("Basic {}", STANDARD.encode(key))
 }
 
-/// Where the head of a request or answer ends, once it is all there.
+/// Gives the length of the head of a request or answer, once it is complete.
 pub fn head_bytes(text: &[u8]) -> Option<usize> {
     text.windows(END.len()).position(|window| window == END).map(|at| at + END.len())
 }

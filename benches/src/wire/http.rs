@@ -1,4 +1,4 @@
-//! As much of an HTTP client as a measurement needs: one request after another on one connection.
+//! HTTP client for measurements: one request after another on one connection.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};

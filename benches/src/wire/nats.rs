@@ -1,6 +1,6 @@
 //! The client protocol of NATS, inside WebSocket frames. Its words are followed by a PING where an answer is needed.
 
-use super::dialect::Said;
+use super::dialect::ReplyKind;
 
 pub const CONNECT: &str =
     "CONNECT {\"verbose\":false,\"pedantic\":false,\"echo\":true,\"protocol\":1}\r\nPING\r\n";
@@ -26,13 +26,13 @@ pub fn operations(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-pub fn said(operation: &[u8]) -> Said {
+pub fn reply_kind(operation: &[u8]) -> ReplyKind {
     if operation.starts_with(b"PONG") {
-        Said::Done
+        ReplyKind::Done
     } else if operation.starts_with(b"-ERR") {
-        Said::Refused
+        ReplyKind::Refused
     } else {
-        Said::Other
+        ReplyKind::Other
     }
 }
 
@@ -42,7 +42,7 @@ fn carried_bytes(line: &[u8]) -> Option<usize> {
     std::str::from_utf8(last).ok()?.parse().ok().filter(|bytes| *bytes <= CARRIED_BYTES_MAX)
 }
 
-/// What the server allows by default; a longer message would be a mistake in reading.
+/// Greatest size of a message that the server allows by default. A longer one is an error of the reader.
 const CARRIED_BYTES_MAX: usize = 1024 * 1024;
 
 #[cfg(test)]
@@ -56,8 +56,11 @@ mod tests {
         let expected: [&[u8]; 5] =
             [b"INFO {}\r\n", b"MSG a.b 7 6\r\nx\r\nPIN\r\n", b"PING\r\n", b"PONG\r\n", b"-ERR 'no'\r\n"];
         assert_eq!(found, expected);
-        let said: Vec<Said> = found.into_iter().map(said).collect();
-        assert_eq!(said, [Said::Other, Said::Other, Said::Other, Said::Done, Said::Refused]);
+        let said: Vec<ReplyKind> = found.into_iter().map(reply_kind).collect();
+        assert_eq!(
+            said,
+            [ReplyKind::Other, ReplyKind::Other, ReplyKind::Other, ReplyKind::Done, ReplyKind::Refused]
+        );
     }
 
     #[test]

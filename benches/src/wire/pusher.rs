@@ -4,7 +4,7 @@
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
-use super::dialect::Said;
+use super::dialect::ReplyKind;
 
 /// The application that the bench sets up.
 pub const KEY: &str = "bench-key";
@@ -33,13 +33,13 @@ pub fn is_ping(event: &[u8]) -> bool {
     event.starts_with(PING)
 }
 
-pub fn said(event: &[u8]) -> Said {
+pub fn reply_kind(event: &[u8]) -> ReplyKind {
     let event = event.strip_prefix(br#"{"event":""#).unwrap_or_default();
     let name = event.split(|byte| *byte == b'"').next().unwrap_or_default();
     match name {
-        b"pusher:connection_established" | b"pusher_internal:subscription_succeeded" => Said::Done,
-        b"pusher:error" | b"pusher:subscription_error" => Said::Refused,
-        _ => Said::Other,
+        b"pusher:connection_established" | b"pusher_internal:subscription_succeeded" => ReplyKind::Done,
+        b"pusher:error" | b"pusher:subscription_error" => ReplyKind::Refused,
+        _ => ReplyKind::Other,
     }
 }
 
@@ -80,11 +80,14 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_apart() {
-        assert_eq!(said(WELCOME), Said::Done);
-        assert_eq!(said(br#"{"event":"pusher_internal:subscription_succeeded","channel":"c"}"#), Said::Done);
-        assert_eq!(said(br#"{"event":"pusher:error","data":{"code":4009}}"#), Said::Refused);
-        assert_eq!(said(br#"{"event":"client-bench","channel":"c","data":{}}"#), Said::Other);
+    fn events_are_distinguished() {
+        assert_eq!(reply_kind(WELCOME), ReplyKind::Done);
+        assert_eq!(
+            reply_kind(br#"{"event":"pusher_internal:subscription_succeeded","channel":"c"}"#),
+            ReplyKind::Done
+        );
+        assert_eq!(reply_kind(br#"{"event":"pusher:error","data":{"code":4009}}"#), ReplyKind::Refused);
+        assert_eq!(reply_kind(br#"{"event":"client-bench","channel":"c","data":{}}"#), ReplyKind::Other);
         assert!(is_ping(br#"{"event":"pusher:ping","data":{}}"#));
     }
 }

@@ -7,7 +7,7 @@ use super::websocket::{first_frame, unmask};
 /// Large enough for everything that one wake-up of a connection brings.
 pub const SHARED_BYTES: usize = 64 * 1024;
 
-/// What a connection keeps between two reads: the part of a frame, usually nothing.
+/// State of a connection between two reads: part of a frame, usually nothing.
 #[derive(Default)]
 pub struct Reader {
     partial: Vec<u8>,

@@ -11,7 +11,7 @@ pub mod opcode {
     pub const PONG: u8 = 10;
 }
 
-/// Where a frame lies in the bytes that were read.
+/// Place of a frame in the bytes that were read.
 pub struct Frame {
     pub opcode: u8,
     pub mask: Option<[u8; 4]>,
@@ -20,21 +20,21 @@ pub struct Frame {
 
 /// A frame that no server here sends: in fragments, or with a reserved bit.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Unexpected(u8);
+pub struct UnexpectedFrame(u8);
 
-impl fmt::Display for Unexpected {
+impl fmt::Display for UnexpectedFrame {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a WebSocket frame begins with {:#04x}", self.0)
     }
 }
 
-impl std::error::Error for Unexpected {}
+impl std::error::Error for UnexpectedFrame {}
 
 /// The first frame of `bytes`; None while it is not all there.
-pub fn first_frame(bytes: &[u8]) -> Result<Option<Frame>, Unexpected> {
+pub fn first_frame(bytes: &[u8]) -> Result<Option<Frame>, UnexpectedFrame> {
     let &[first, second, ref rest @ ..] = bytes else { return Ok(None) };
     if first & 0xf0 != 0x80 {
-        return Err(Unexpected(first));
+        return Err(UnexpectedFrame(first));
     }
     let (payload_bytes, mut at) = match second & 0x7f {
         126 => (rest.first_chunk().map(|length| u16::from_be_bytes(*length) as usize), 4),
@@ -108,6 +108,6 @@ mod tests {
 
     #[test]
     fn a_fragment_is_refused() {
-        assert_eq!(first_frame(&[0x01, 0x00]).err(), Some(Unexpected(0x01)));
+        assert_eq!(first_frame(&[0x01, 0x00]).err(), Some(UnexpectedFrame(0x01)));
     }
 }

@@ -1,4 +1,4 @@
-//! Answers of an application that is asked for a token.
+//! Answers of an application that a client asks for a token.
 
 use std::fmt;
 
@@ -14,20 +14,20 @@ use crate::{Error, Options, http};
 /// Characters of a foreign text that an error repeats.
 const TEXT_CHARS_MAX: usize = 200;
 
-/// One of the three answers to a client that needs a token. `Debug` does not show it.
+/// One of the three answers to a client that needs a token. `Debug` does not show its secrets.
 #[derive(Clone)]
 pub enum TokenAnswer {
-    /// A service JWT.
+    /// Service JWT.
     Jwt(String),
-    /// The outcome of an exchange that the application made itself.
+    /// TokenDetails of an exchange that the application made itself.
     Details(TokenDetails),
-    /// A signed request, which the client exchanges at its node.
+    /// Signed TokenRequest, which the client exchanges at its node.
     Request(TokenRequest),
 }
 
 impl TokenAnswer {
-    /// Reads the body of an auth URL's answer: the text of a JWT, or JSON with any of the three. Of TokenDetails only `token`
-    /// is needed.
+    /// Reads the body of an auth URL's answer: the text of a JWT, or JSON with any of the three. TokenDetails
+    /// need `token` alone.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -53,14 +53,14 @@ impl TokenAnswer {
         }
     }
 
-    /// The token of the answer, after the exchange of a TokenRequest at the node of `options`.
+    /// Gives the token of the answer, after the exchange of a TokenRequest at the node of `options`.
     pub(crate) async fn into_token(self, options: &Options) -> Result<String, Error> {
         let token = match self {
             Self::Jwt(token) => token,
             Self::Details(details) => details.token,
             Self::Request(request) => exchange(&request, options).await?,
         };
-        // Of RFC 6750, 2.1: nothing else can be sent in the header.
+        // The characters of RFC 6750, 2.1: no others can be sent in the header.
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
         if token.is_empty() || !token.bytes().all(is_token) {
             return Err(no_token("the answer is neither a JWT, TokenDetails nor a TokenRequest"));
@@ -71,7 +71,7 @@ impl TokenAnswer {
 
 async fn exchange(request: &TokenRequest, options: &Options) -> Result<String, Error> {
     #[derive(Deserialize)]
-    struct Given {
+    struct ExchangeAnswer {
         token: String,
     }
 
@@ -87,14 +87,15 @@ async fn exchange(request: &TokenRequest, options: &Options) -> Result<String, E
         .body(Full::new(Bytes::from(body)))
         .map_err(|e| Error::BadValue(format!("unusable request: {e}")))?;
     let answer = http::call(&target, options.authorities.as_deref(), request).await;
-    let answer = answer.map_err(|error| ungiven("the exchange of the TokenRequest", error))?;
-    let given: Given = serde_json::from_slice(&answer)
+    let answer = answer.map_err(|error| token_error("the exchange of the TokenRequest", error))?;
+    let given: ExchangeAnswer = serde_json::from_slice(&answer)
         .map_err(|error| no_token(format!("the node's answer is not TokenDetails: {error}")))?;
     Ok(given.token)
 }
 
-/// The error of a client that got no token because of `error`. A wrong setting stays what it is.
-pub(crate) fn ungiven(place: &str, error: Error) -> Error {
+/// Makes the error of a client that got no token because of `error`. The error of a wrong setting stays as it
+/// is.
+pub(crate) fn token_error(place: &str, error: Error) -> Error {
     match error {
         Error::BadUrl(_) | Error::BadValue(_) => error,
         Error::Http { status: 403, error, .. } => Error::TokenDenied(shortened(&error)),
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_answer_is_told_apart() {
+    fn each_kind_of_token_answer_is_distinguished() {
         for text in
             [" a.b.c\n", r#""a.b.c""#, r#"{"token":"a.b.c"}"#, r#"{"token":"a.b.c","expires":1,"mac":1}"#]
         {

@@ -1,4 +1,4 @@
-//! An address of the application that gives tokens.
+//! Requests to an address of the application that answers with tokens.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use http_body_util::Full;
 use hyper::{HeaderMap, Request, header};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::answer::{TokenAnswer, ungiven};
+use crate::answer::{TokenAnswer, token_error};
 use crate::target::Target;
 use crate::{Error, http};
 
-/// The request to an address of the application that answers with a token. [`AuthUrl::new`] has the defaults.
+/// A request to an address of the application that answers with a token. [`AuthUrl::new`] has the defaults.
 ///
-/// The answer is the text of a JWT, or as JSON a JWT, TokenDetails or a TokenRequest. It may have 64 KiB and take 10 s.
-/// Redirects are not followed. `Debug` shows the method alone.
+/// The answer is the text of a JWT, or as JSON a JWT, TokenDetails or a TokenRequest. It may have 64 KiB and
+/// take 10 s. Redirects are not followed. `Debug` shows the method alone.
 #[derive(Clone)]
 pub struct AuthUrl {
     /// `http://…` or `https://…`; the latter needs the feature `tls`.
@@ -23,22 +23,26 @@ pub struct AuthUrl {
     pub method: AuthMethod,
     /// Headers of the request, such as a cookie of the user.
     pub headers: Vec<(String, String)>,
-    /// Parameters, after `clientId` if the options have one: in the query, or with POST in a JSON object.
+    /// Parameters behind the `clientId` of the options, if there is one: in the query, or with POST in a JSON
+    /// object.
     pub params: Vec<(String, String)>,
-    /// Certificates (PEM) that are trusted to sign that of the address, instead of those of the platform.
+    /// PEM certificates of the authorities that are trusted to sign the address's certificate, in place of
+    /// the platform's.
     pub authorities: Option<Vec<u8>>,
 }
 
 /// The method of the request to an auth URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum AuthMethod {
+    /// GET with the parameters in the query.
     #[default]
     Get,
+    /// POST with the parameters in a JSON object.
     Post,
 }
 
 impl AuthUrl {
-    /// GET without headers or parameters.
+    /// Makes a GET request without headers or parameters.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
@@ -53,7 +57,7 @@ impl AuthUrl {
         let target = Target::of(&self.url, None)?;
         let request = self.request(&target, client_id)?;
         let answer = http::call(&target, self.authorities.as_deref(), request).await;
-        TokenAnswer::parse(&answer.map_err(|error| ungiven("the auth URL", error))?)
+        TokenAnswer::parse(&answer.map_err(|error| token_error("the auth URL", error))?)
     }
 
     fn request(&self, target: &Target, client_id: Option<&str>) -> Result<Request<Full<Bytes>>, Error> {

@@ -1,10 +1,10 @@
-//! How long to wait before the next attempt to connect.
+//! The delay before the next attempt to connect.
 
 use std::time::Duration;
 
 use crate::Reconnect;
 
-/// Doubles from the least delay to the greatest.
+/// Delays that double from the least to the greatest.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     options: Reconnect,
@@ -17,7 +17,8 @@ impl Backoff {
         Self { next: options.delay_min, last: Duration::ZERO, options }
     }
 
-    /// Between half of the present delay and the whole, so that those who were lost together do not come back together.
+    /// Gives a delay between the half and the whole of the present one, so that clients that were lost
+    /// together do not come back together.
     pub(crate) fn wait(&mut self, random: u16) -> Duration {
         let whole = self.next.min(self.options.delay_max);
         self.next = whole.saturating_mul(2).min(self.options.delay_max);
@@ -25,7 +26,8 @@ impl Backoff {
         self.last
     }
 
-    /// A connection lasted this long. True begins the delays anew: it has lasted longer than was waited for it.
+    /// Notes how long a connection lasted. Gives `true`, and begins the delays anew, if that was longer than
+    /// the last delay.
     pub(crate) fn has_held(&mut self, time: Duration) -> bool {
         let held = time >= self.last.max(self.options.delay_min);
         if held {
@@ -53,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connection_that_held_begins_the_delays_anew() {
+    fn only_a_connection_that_held_resets_the_delays() {
         let mut backoff = Backoff::new(Reconnect { delay_min: MS(100), delay_max: MS(1_000) });
         for expected in [100, 200, 400] {
             assert!(!backoff.has_held(MS(10)));

@@ -1,4 +1,4 @@
-//! A client: what its owner holds.
+//! The client, as the application owns it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,16 @@ use crate::{Error, Handle, Options, queue};
 
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
-/// One connection, or with [`Options::reconnect`] one after another. Dropping it ends the connection without a word; the node
-/// sees a lost link.
+/// One connection, or with [`Options::reconnect`] one after another. Dropping the client ends the connection
+/// at once; the node sees a lost link.
 ///
-/// Requests go through the [`Handle`], to which a client dereferences; only the client itself gets the events.
+/// Requests go through the [`Handle`], to which a client dereferences. Only the client itself gets the
+/// events.
 ///
-/// A client that reconnects attaches its channels again from where they stood, lets its members enter again, and sends again
-/// what was not answered. It gives messages ids of its own, so that a publish sent twice is stored once, and
-/// drops a message whose id came within the last two minutes (of the last 65 536 messages).
+/// A client that reconnects attaches its channels again from their last positions, lets its members enter
+/// again, and sends again the requests without an answer. It gives messages ids of its own, so that a publish
+/// that is sent twice is stored once. It drops a message whose id came within the last two minutes (of the
+/// last 65 536 messages).
 pub struct Client {
     handle: Handle,
     connected: Connected,
@@ -32,8 +34,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and waits for the node's `connected`. An HTTP refusal is [`Error::Http`], a refusal after the upgrade
-    /// [`Error::Refused`]. This first time is not tried again, whatever the options say.
+    /// Connects and waits for the node's `connected`. This first attempt is not repeated, whatever the
+    /// options say.
+    ///
+    /// # Errors
+    /// [`Error::Http`] for a refusal before the upgrade, [`Error::Refused`] or [`Error::Disconnected`] for
+    /// one after it, and others as [`Error`] says.
     pub async fn connect(options: Options) -> Result<Self, Error> {
         let (event_sender, events) = queue::bounded(&options);
         let (closed_sender, closed) = oneshot::channel();
@@ -41,7 +47,7 @@ impl Client {
         let mut dialler = Dialler::new(options);
         let dialled = dialler.dial().await?;
         let connected = dialled.connected.clone();
-        // Nothing is to be sent yet.
+        // A new client has nothing to send again, so what `linked` gives is empty.
         shared.linked(&dialled);
         let driver = Driver::new(dialler, Arc::clone(&shared), event_sender, closed_sender);
         let mut tasks = JoinSet::new();
@@ -49,19 +55,21 @@ impl Client {
         Ok(Self { handle: Handle::new(shared), connected, events, closed, _driver: tasks })
     }
 
-    /// What the node said when the connection began, or in the latest [`Event::Connected`] that was taken.
+    /// Gives what the node said at the beginning of the connection, or in the latest [`Event::Connected`]
+    /// that was taken.
     pub fn connected(&self) -> &Connected {
         &self.connected
     }
 
-    /// Another hand on the same connection, for publishing from elsewhere.
+    /// Gives another handle of the same connection, for requests from other tasks.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// The next event; none after [`Event::Ended`]. Cancelling it loses nothing.
+    /// Gives the next event, or `None` after [`Event::Ended`]. Cancelling the call loses nothing.
     ///
-    /// Whoever is attached must keep calling it: see [`Options::events_max`] and [`Options::events_bytes_max`].
+    /// An application with attached channels must keep calling: see [`Options::events_max`] and
+    /// [`Options::events_bytes_max`].
     pub async fn next(&mut self) -> Option<Event> {
         let event = self.events.recv().await;
         if let Some(Event::Connected(connected)) = &event {
@@ -70,11 +78,15 @@ impl Client {
         event
     }
 
-    /// Ends cleanly and at once: a request whose answer has not come may stay without one, so await it first;
-    /// events not yet taken are dropped. [`Error::Closed`] if there is no connection to be closed.
+    /// Ends the connection cleanly and at once. A request without an answer may stay without one, so await it
+    /// first. Events that are not yet taken are dropped.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if there is no connection to close, [`Error::TimedOut`] if the node does not confirm
+    /// within 5 s.
     pub async fn close(mut self) -> Result<(), Error> {
         self.handle.close().await?;
-        // The driver must not wait for room in the events, and tells of the answer before it ends them.
+        // Taking the events keeps the driver from waiting for room. It signals `closed` before it ends them.
         let ended = timeout(CLOSE_MAX, async { while self.events.recv().await.is_some() {} }).await;
         match self.closed.try_recv() {
             Ok(()) => Ok(()),

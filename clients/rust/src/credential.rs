@@ -1,4 +1,4 @@
-//! As whom to connect.
+//! The credential of a client, and the source of its tokens.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,20 +13,20 @@ use crate::answer::{TokenAnswer, no_token};
 use crate::auth_url::AuthUrl;
 use crate::{Error, Options};
 
-/// For a function of the application.
+/// Greatest time for a function of the application.
 const FETCH_MAX: Duration = Duration::from_secs(10);
 
-/// Sent in the `authorization` header, never in the address. `Debug` does not show it.
+/// A credential, sent in the `authorization` header and never in the address. `Debug` does not show it.
 #[derive(Clone)]
 pub enum Credential {
-    /// `<secret>.<keyName>`, sent as Basic.
+    /// API key `<secret>.<keyName>`, sent as Basic.
     Key(String),
-    /// A service JWT, sent as Bearer.
+    /// Service JWT, sent as Bearer.
     Token(String),
-    /// Tokens from the application, sent as Bearer: one for the first connection and for each time that a lost one is taken up,
-    /// another whenever the node asks for one or refuses the last.
+    /// Tokens from the application, sent as Bearer: one for the first connection and for each resume of a
+    /// lost one, another whenever the node asks for one or refuses the last.
     TokensFrom(TokenSource),
-    /// For a node that runs with `auth = off`.
+    /// No credential, for a node that runs with `auth = off`.
     None,
 }
 
@@ -41,53 +41,53 @@ impl fmt::Debug for Credential {
     }
 }
 
-type Fetched = Pin<Box<dyn Future<Output = Result<TokenAnswer, FetchError>> + Send>>;
-/// Why there is no token, in the application's words.
+type TokenFuture = Pin<Box<dyn Future<Output = Result<TokenAnswer, FetchError>> + Send>>;
+/// Reason for which the application gives no token, in its own words.
 pub type FetchError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The application's side of the token flow: a function or an address that is asked for each token.
+/// A function or an address of the application that gives tokens.
 ///
-/// When it fails, an open connection goes on until its token expires, with [`crate::Event::AuthRequired`]; a lost connection
-/// is tried again later. [`Error::TokenDenied`] is final: no connection is tried after it.
+/// If it fails, an open connection goes on until its token expires, with [`crate::Event::AuthRequired`], and
+/// a lost connection is tried again later. [`Error::TokenDenied`] is final: no connection is tried after it.
 #[derive(Clone)]
-pub struct TokenSource(Asked);
+pub struct TokenSource(SourceKind);
 
 #[derive(Clone)]
-enum Asked {
-    Function(Arc<dyn Fn() -> Fetched + Send + Sync>),
+enum SourceKind {
+    Function(Arc<dyn Fn() -> TokenFuture + Send + Sync>),
     Url(Arc<AuthUrl>),
 }
 
 impl TokenSource {
-    /// `fetch` gives a [`TokenAnswer`], or the text of a JWT, within 10 s. An [`Error::TokenDenied`] of its own is final, as is
-    /// status 403 of an auth URL.
+    /// Makes a source of a function that gives a [`TokenAnswer`], or the text of a JWT, within 10 s. If its
+    /// error is an [`Error::TokenDenied`], no connection is tried after it.
     pub fn new<F, T, A>(fetch: F) -> Self
     where
         F: Fn() -> T + Send + Sync + 'static,
         T: Future<Output = Result<A, FetchError>> + Send + 'static,
         A: Into<TokenAnswer>,
     {
-        let asked = move || -> Fetched {
+        let asked = move || -> TokenFuture {
             let answer = fetch();
             Box::pin(async { answer.await.map(Into::into) })
         };
-        Self(Asked::Function(Arc::new(asked)))
+        Self(SourceKind::Function(Arc::new(asked)))
     }
 
-    /// Asks an address of the application. Its status 403 is [`Error::TokenDenied`], all else that is no token is
-    /// [`Error::NoToken`].
+    /// Makes a source of an address. Its status 403 is [`Error::TokenDenied`]; any other answer without a
+    /// token is [`Error::NoToken`].
     pub fn auth_url(url: AuthUrl) -> Self {
-        Self(Asked::Url(Arc::new(url)))
+        Self(SourceKind::Url(Arc::new(url)))
     }
 
-    /// A token for the connection of `options`.
+    /// Gets a token for the connection of `options`.
     pub(crate) async fn fetch(&self, options: &Options) -> Result<String, Error> {
         let answer = match &self.0 {
-            Asked::Function(fetch) => timeout(FETCH_MAX, fetch())
+            SourceKind::Function(fetch) => timeout(FETCH_MAX, fetch())
                 .await
                 .map_err(|_| no_token(format!("the application gave none within {} s", FETCH_MAX.as_secs())))?
                 .map_err(unfetched)?,
-            Asked::Url(url) => url.ask(options.client_id.as_deref()).await?,
+            SourceKind::Url(url) => url.ask(options.client_id.as_deref()).await?,
         };
         answer.into_token(options).await
     }
@@ -101,14 +101,14 @@ fn unfetched(error: FetchError) -> Error {
     }
 }
 
-/// The credential as it is at the moment.
-pub(crate) struct Wallet {
+/// The credential of the next connection.
+pub(crate) struct CurrentCredential {
     options: Arc<Options>,
-    /// The latest token: fetched, or given by the application for a refresh.
+    /// Latest token: fetched from the source, or given by the application for a refresh.
     token: Option<String>,
 }
 
-impl Wallet {
+impl CurrentCredential {
     pub(crate) fn new(options: Arc<Options>) -> Self {
         Self { options, token: None }
     }
@@ -130,13 +130,13 @@ impl Wallet {
         Ok(())
     }
 
-    /// The latest token is no good any more; false when there is no other to be had.
+    /// Drops the latest token, which the node refuses. Gives `false` if no other can be had.
     pub(crate) fn discard(&mut self) -> bool {
         self.source().is_some() && self.token.take().is_some()
     }
 
-    /// A connection is lost. A source is asked again for the next one; without a source, `given` is the newest token of the
-    /// application, if there is one.
+    /// Prepares the credential for a resume. A source is asked again; without one, `given` is the newest
+    /// token of the application.
     pub(crate) fn renew(&mut self, given: Option<String>) {
         if self.source().is_some() {
             self.token = None;
@@ -145,7 +145,7 @@ impl Wallet {
         }
     }
 
-    /// The value of the `authorization` header.
+    /// Gives the value of the `authorization` header.
     pub(crate) fn header(&self) -> Option<String> {
         match (&self.token, &self.options.credential) {
             (Some(token), _) | (None, Credential::Token(token)) => Some(format!("Bearer {token}")),

@@ -1,4 +1,4 @@
-//! Opening one connection, the first or a further one.
+//! Opens one connection, the first or a further one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use fanfare_proto::frame::{Format, code, op};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
-use crate::credential::Wallet;
+use crate::credential::CurrentCredential;
 use crate::event::{self, Connected};
 use crate::handshake::{self, ReadHalf, WriteHalf};
 use crate::reader;
@@ -17,7 +17,7 @@ use crate::{Error, Options};
 const CONNECT_MAX: Duration = Duration::from_secs(15);
 
 /// A connection on which the node has said `connected`.
-pub(crate) struct Dialled {
+pub(crate) struct DialledConnection {
     pub(crate) read: ReadHalf,
     pub(crate) write: WriteHalf,
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
@@ -27,54 +27,56 @@ pub(crate) struct Dialled {
 
 pub(crate) struct Dialler {
     pub(crate) options: Arc<Options>,
-    pub(crate) wallet: Wallet,
-    /// Of the last connection: the next one takes it up.
+    pub(crate) credential: CurrentCredential,
+    /// Key of the last connection, which the next one resumes.
     pub(crate) connection_key: Option<String>,
-    /// When taking it up was last tried without hearing what came of it.
-    pub(crate) unheard: Option<Instant>,
+    /// Time of the last attempt to resume whose outcome is not known.
+    pub(crate) unanswered_since: Option<Instant>,
 }
 
 impl Dialler {
     pub(crate) fn new(options: Options) -> Self {
         let options = Arc::new(options);
-        let wallet = Wallet::new(Arc::clone(&options));
-        Self { options, wallet, connection_key: None, unheard: None }
+        let credential = CurrentCredential::new(Arc::clone(&options));
+        Self { options, credential, connection_key: None, unanswered_since: None }
     }
 
-    /// Connects with a token of the source, where there is one. When the node refuses the token, one more is fetched and tried.
-    pub(crate) async fn dial(&mut self) -> Result<Dialled, Error> {
-        self.wallet.fill().await?;
+    /// Connects, with a token of the source if there is one. If the node refuses the token, one more is
+    /// fetched and tried.
+    pub(crate) async fn dial(&mut self) -> Result<DialledConnection, Error> {
+        self.credential.fill().await?;
         match self.attempt().await {
-            Err(error) if is_of_the_token(&error) && self.wallet.discard() => {
-                self.wallet.fill().await?;
+            Err(error) if is_of_the_token(&error) && self.credential.discard() => {
+                self.credential.fill().await?;
                 self.attempt().await
             }
             result => result,
         }
     }
 
-    async fn attempt(&mut self) -> Result<Dialled, Error> {
+    async fn attempt(&mut self) -> Result<DialledConnection, Error> {
         let result = timeout(CONNECT_MAX, self.open()).await.unwrap_or(Err(Error::TimedOut));
         match &result {
             Ok(dialled) => self.connection_key = Some(dialled.connected.connection_key.clone()),
             Err(error) if self.connection_key.is_some() && may_have_arrived(error) => {
-                self.unheard = Some(Instant::now());
+                self.unanswered_since = Some(Instant::now());
             }
             Err(_) => {}
         }
         result
     }
 
-    async fn open(&self) -> Result<Dialled, Error> {
+    async fn open(&self) -> Result<DialledConnection, Error> {
         let resume = self.connection_key.as_deref();
-        let (mut read, write) = handshake::connect(&self.options, self.wallet.header(), resume).await?;
+        let (mut read, write) = handshake::connect(&self.options, self.credential.header(), resume).await?;
         let (outgoing, queue) = mpsc::channel(writer::QUEUE_FRAMES_MAX);
         let connected = first_frame(&mut read, self.options.format, &outgoing).await?;
-        Ok(Dialled { read, write, outgoing, queue, connected })
+        Ok(DialledConnection { read, write, outgoing, queue, connected })
     }
 }
 
-/// Whether the node may have taken up the connection although its answer did not come: also behind a gateway that gave up.
+/// Tells whether the node may have resumed the connection although its answer did not come, also behind a
+/// gateway that gave up.
 fn may_have_arrived(error: &Error) -> bool {
     match error {
         Error::Io(_) | Error::TimedOut | Error::Protocol(_) => true,

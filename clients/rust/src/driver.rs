@@ -10,15 +10,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::backoff::Backoff;
-use crate::dial::{Dialled, Dialler};
+use crate::dial::{DialledConnection, Dialler};
 use crate::event::{Ending, Event};
 use crate::reader::Reader;
-use crate::seen::Seen;
+use crate::seen::SeenMessages;
 use crate::shared::Shared;
 use crate::writer::{self, LastSent, Outgoing};
 use crate::{Error, queue};
 
-/// After a failed write, for what the node may have said before it closed.
+/// Time after a failed write in which the node's last frames are still read.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver {
@@ -26,13 +26,13 @@ pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     pub(crate) events: queue::Sender,
     pub(crate) closed: Option<oneshot::Sender<()>>,
-    pub(crate) seen: Seen,
+    pub(crate) seen: SeenMessages,
 }
 
-/// A connection's end.
+/// The end of one connection.
 pub(crate) struct End {
     pub(crate) ending: Ending,
-    /// The node does not want to see the client earlier.
+    /// Earliest time at which the node accepts the client again; `None`: any.
     pub(crate) not_before: Option<Instant>,
 }
 
@@ -43,11 +43,11 @@ impl Driver {
         events: queue::Sender,
         closed: oneshot::Sender<()>,
     ) -> Self {
-        Self { dialler, shared, events, closed: Some(closed), seen: Seen::default() }
+        Self { dialler, shared, events, closed: Some(closed), seen: SeenMessages::default() }
     }
 
-    /// Runs to the end of the last connection, which is the last event. The first one is linked already.
-    pub(crate) async fn run(mut self, mut dialled: Dialled) {
+    /// Runs until the last connection ends, which is the last event. The first one is linked already.
+    pub(crate) async fn run(mut self, mut dialled: DialledConnection) {
         let mut backoff = self.dialler.options.reconnect.map(Backoff::new);
         let mut first = Vec::new();
         let ending = loop {
@@ -56,19 +56,19 @@ impl Driver {
             let mut end = self.serve(dialled, first).await;
             self.shared.unlinked();
             let again = match &end.ending {
-                Ending::Refused { code, .. } => *code == code::TAKEN_UP && self.may_be_own(resume_window),
+                Ending::Refused { code, .. } => *code == code::TAKEN_OVER && self.may_be_own(resume_window),
                 _ => true,
             };
             let again = again && !self.shared.is_closing();
             let Some(backoff) = backoff.as_mut().filter(|_| again) else { break end.ending };
             if !backoff.has_held(began.elapsed()) {
-                // A node that asks again and again to come back at once is not taken at its word.
+                // The own delay counts, too: a node may ask again and again to come back at once.
                 let after = Instant::now() + wait(backoff);
                 end.not_before = Some(end.not_before.map_or(after, |at| at.max(after)));
             }
             match self.come_back(end, backoff).await {
                 Ok(next) => {
-                    // Whoever is told that the connection is back can use it.
+                    // The link stands before the event, so an application that gets the event can use it.
                     first = self.shared.linked(&next);
                     if self.events.send(Event::Connected(next.connected.clone())).await.is_err() {
                         break Ending::Lost("nobody wants the events".into());
@@ -79,19 +79,19 @@ impl Driver {
             }
         };
         self.shared.end();
-        // The owner may be gone, and then nobody wants to know.
+        // Sending fails if the client is dropped, and then the event has no reader.
         let _ = self.events.send(Event::Ended(ending)).await;
     }
 
-    /// Whether the node may have taken up the connection for an attempt that was given up before the last one: it sees
-    /// them in any order.
+    /// Tells whether the node may have resumed the connection for an earlier attempt that was given up: the
+    /// node sees attempts in any order.
     fn may_be_own(&self, resume_window: Duration) -> bool {
-        self.dialler.unheard.is_some_and(|at| at.elapsed() <= resume_window)
+        self.dialler.unanswered_since.is_some_and(|at| at.elapsed() <= resume_window)
     }
 
-    /// `first` is sent before what is queued.
-    async fn serve(&mut self, dialled: Dialled, first: Vec<Outgoing>) -> End {
-        let Dialled { read, write, outgoing, queue, connected } = dialled;
+    /// Runs one connection to its end. The frames of `first` go before those of the queue.
+    async fn serve(&mut self, dialled: DialledConnection, first: Vec<Outgoing>) -> End {
+        let DialledConnection { read, write, outgoing, queue, connected } = dialled;
         let format = self.dialler.options.format;
         let last_sent = LastSent::now();
         let mut writing = JoinSet::new();
@@ -104,7 +104,7 @@ impl Driver {
             outgoing,
             last_sent,
             pages: HashMap::new(),
-            told: None,
+            last_word: None,
             errands: JoinSet::new(),
             driver: self,
         };
@@ -119,14 +119,14 @@ impl Driver {
         }
     }
 
-    /// Connects again; the error is why that is not to be tried any more.
-    async fn come_back(&mut self, end: End, backoff: &mut Backoff) -> Result<Dialled, Ending> {
+    /// Connects again, as often as it takes. The error is the reason for which no further attempt is made.
+    async fn come_back(&mut self, end: End, backoff: &mut Backoff) -> Result<DialledConnection, Ending> {
         let mut at = end.not_before.unwrap_or_else(|| Instant::now() + wait(backoff));
         let retry_in = at.saturating_duration_since(Instant::now());
-        // Nobody to tell: nobody to come back for.
-        let told = self.events.send(Event::Disconnected { ending: end.ending.clone(), retry_in }).await;
-        told.map_err(|_| end.ending)?;
-        self.dialler.wallet.renew(self.shared.take_token());
+        // Sending fails if the client is dropped, and then nothing is left to connect for.
+        let sent = self.events.send(Event::Disconnected { ending: end.ending.clone(), retry_in }).await;
+        sent.map_err(|_| end.ending)?;
+        self.dialler.credential.renew(self.shared.take_token());
         loop {
             sleep_until(at).await;
             let pause = match self.dialler.dial().await {
@@ -142,7 +142,7 @@ impl Driver {
     }
 }
 
-/// Whoever waits for an answer is told, also when the client is dropped.
+/// Answers all waiting requests with an error, also when the client is dropped.
 impl Drop for Driver {
     fn drop(&mut self) {
         self.shared.end();

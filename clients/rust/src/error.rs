@@ -1,45 +1,77 @@
-//! What can go wrong, for the caller to decide on.
+//! Errors of connections and requests.
 
 use std::{fmt, io};
 
-/// Why a connection or a request came to nothing.
+/// Reasons for which a connection or a request fails.
 #[derive(Debug)]
 pub enum Error {
-    /// The address is not of a form that [`crate::Options::url`] takes.
+    /// Address that is not of a form that [`crate::Options::url`] takes, with the reason.
     BadUrl(String),
-    /// Not `<secret>.<keyName>`.
+    /// Key that is not `<secret>.<keyName>`.
     BadKey,
-    /// A value that cannot be signed or sent as it is.
+    /// Value that cannot be signed or sent as it is, with the reason.
     BadValue(String),
-    /// Nobody takes connections at `host:port`.
-    Unreachable { address: String, source: io::Error },
-    /// The node's certificate is not taken. With `unknown_issuer` the one that signed it, or itself when it signed itself,
-    /// can be named in [`crate::Options::authorities`].
-    Untrusted { host: String, reason: String, unknown_issuer: bool },
-    /// The link broke while it was opened.
+    /// Address that accepts no connection.
+    Unreachable {
+        /// `host:port` that was tried.
+        address: String,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// Certificate of the node that the client does not accept.
+    Untrusted {
+        /// Name that the certificate must be for.
+        host: String,
+        /// Sentence for a person.
+        reason: String,
+        /// Whether no trusted authority has signed the certificate. The one that has, or the certificate
+        /// itself if it is self-signed, can be named in [`crate::Options::authorities`].
+        unknown_issuer: bool,
+    },
+    /// Link that broke while it was opened.
     Io(io::Error),
-    /// The node answered the upgrade with an HTTP error; `error` and `reason` are those of its body.
-    Http { status: u16, error: String, reason: Option<String> },
-    /// The node refused the request (op 2) or the connection (op 7).
-    Refused { code: u32, error: String },
-    /// The node has no place for the connection at the moment (op 4).
-    Disconnected { code: u32, error: String, reconnect_after_ms: u64 },
-    /// The [`crate::TokenSource`] failed, or the exchange of its TokenRequest.
+    /// HTTP error in answer to the upgrade.
+    Http {
+        /// HTTP status.
+        status: u16,
+        /// Sentence of the answer's body.
+        error: String,
+        /// Name of the limit that was reached, of the answer's body.
+        reason: Option<String>,
+    },
+    /// Refusal of the request (op 2) or the connection (op 7) by the node.
+    Refused {
+        /// Number of the error, one of `code` of the socket protocol.
+        code: u32,
+        /// Sentence for a person.
+        error: String,
+    },
+    /// Notice of the node that it does not accept the connection now (op 4).
+    Disconnected {
+        /// Number of the error, one of `code` of the socket protocol.
+        code: u32,
+        /// Sentence for a person.
+        error: String,
+        /// Milliseconds after which to try again.
+        reconnect_after_ms: u64,
+    },
+    /// Failure of the [`crate::TokenSource`], or of the exchange of its TokenRequest.
     NoToken(String),
-    /// The application gives this client no token: status 403 of an auth URL or of the exchange of a TokenRequest.
+    /// Denial of a token for this client: status 403 of an auth URL or of the exchange of a TokenRequest.
     TokenDenied(String),
-    /// Connecting or closing took too long.
+    /// Attempt to connect or close that took too long.
     TimedOut,
-    /// The connection is over and is not taken up again; whether an unanswered publish was stored is not known.
+    /// End of the connection, which is not resumed. An unanswered publish may have been stored or not.
     Closed,
-    /// The connection was lost and taken up again, and whether this publish was stored is not known.
+    /// Unknown outcome of a publish: the connection was lost and resumed, and the publish may have been
+    /// stored or not.
     Unknown(String),
-    /// The other side does not speak the protocol.
+    /// Answer that is not of the protocol.
     Protocol(String),
 }
 
 impl Error {
-    /// Trying again unchanged would end the same.
+    /// Tells whether the same attempt, unchanged, would fail again.
     pub fn is_final(&self) -> bool {
         match self {
             Self::BadUrl(_)

@@ -1,4 +1,4 @@
-//! What a connection tells its owner without being asked.
+//! Events: what a client gets from its connection without a request.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,123 +6,179 @@ use std::time::Duration;
 use fanfare_proto::frame::{Incoming, MemberIn, MessageIn, PresenceIn, op};
 use fanfare_proto::http::Occupancy;
 
-/// The first frame of a connection, and the answer to a refreshed token.
+/// The node's first frame on a connection, and its answer to a refreshed token.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Connected {
-    /// In every message that the connection publishes; it stays the same while the connection is taken up in time.
+    /// Connection id, which every message of the connection has. A resumed connection keeps it.
     pub connection_id: String,
-    /// What a further connection takes this one up with. Secret.
+    /// Key by which a further connection resumes this one. Secret.
     pub connection_key: String,
-    /// Who the connection is to others, if anybody.
+    /// Client id of the connection; `None` if it has none.
     pub client_id: Option<String>,
+    /// Name of the node in the cluster.
     pub node_id: String,
-    /// This is the former connection, taken up, or the same one with a fresh token.
+    /// Whether this is the former connection, resumed, or the same one with a fresh token.
     pub resumed: bool,
-    /// A side that has said nothing for so long says that it lives.
+    /// Milliseconds of silence after which either side sends a heartbeat.
     pub heartbeat_ms: u64,
-    /// A lost connection, and what was missed on its channels, is kept for so long.
+    /// Milliseconds for which the node keeps a lost connection, and what its channels missed.
     pub resume_window_ms: u64,
-    /// Name, data, extras and client id of one message, as JSON text.
+    /// Greatest size of a message: the JSON texts of name, data, extras and client id, in bytes.
     pub max_message_bytes: usize,
-    /// Epoch milliseconds; absent when the credential does not expire.
+    /// End of the credential, in epoch milliseconds; `None` if it has none.
     pub expires: Option<u64>,
-    /// Epoch milliseconds.
+    /// Clock of the node, in epoch milliseconds.
     pub server_time: u64,
 }
 
-/// Where a channel stands: the answer to an attach, or unasked when continuity was lost or the modes changed.
+/// The state of an attached channel: in answer to an attach, or unasked after a loss of continuity or a
+/// change of modes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Attached {
+    /// Channel name.
     pub channel: String,
-    /// Opaque: all up to here.
+    /// Channel position at which delivery goes on; opaque text.
     pub serial: String,
-    /// After an attach with a serial, and unasked: nothing is missing. A first attach has `false`, and nothing to miss.
+    /// Whether no message is missing since the serial of the attach. A first attach has `false`, and misses
+    /// nothing.
     pub resumed: bool,
-    /// [`Event::Members`] follows. False: nobody is present, or the modes leave presence out.
+    /// Whether [`Event::Members`] follows. False: the channel has no members, or the modes leave presence
+    /// out.
     pub presence: bool,
-    /// What is delivered: of `subscribe`, `publish`, `presence` those that were asked for and are granted.
+    /// Modes that were requested and are granted: of `subscribe`, `publish` and `presence`.
     pub modes: Vec<String>,
-    /// What of the attach was not done as asked.
+    /// Sentence for a person about what the attach did not get.
     pub warning: Option<String>,
 }
 
-/// Messages of one publish on one channel, in order.
+/// The messages of one publish on one channel, in their order.
 #[derive(Debug)]
 pub struct Delivery {
+    /// Channel name.
     pub channel: String,
-    /// All up to here; an attach with it goes on after these messages.
+    /// Channel position after these messages, from which an attach goes on.
     pub serial: String,
+    /// Messages of the publish, without those that were delivered before.
     pub messages: Vec<MessageIn>,
 }
 
-/// Who came, changed or went on one channel, in order.
+/// Changes of members of one channel, in their order.
 #[derive(Debug)]
 pub struct Presence {
+    /// Channel name.
     pub channel: String,
-    /// Where the channel's messages stand on the node. No place to go on from: messages that were missed may follow.
+    /// Position of the channel's messages at the node. Do not resume from it: messages that were missed may
+    /// follow.
     pub serial: String,
+    /// Entries, updates and leaves.
     pub events: Vec<PresenceIn>,
 }
 
-/// Everybody who is present on a channel.
+/// The list of all members of one channel.
 #[derive(Debug)]
 pub struct Members {
+    /// Channel name.
     pub channel: String,
+    /// All members of all nodes.
     pub members: Vec<MemberIn>,
 }
 
-/// How many are at a channel, after an attach that asked for it.
+/// Numbers of connections and members at a channel, after an attach that asked for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelOccupancy {
+    /// Channel name.
     pub channel: String,
+    /// The numbers.
     pub occupancy: Occupancy,
-    /// All nodes are counted; else the one that says it, as another one has not answered.
+    /// Whether all nodes are counted. False: the answering node alone, since another one has not answered.
     pub is_of_all: bool,
 }
 
-/// What [`crate::Client::next`] gives.
+/// An event, from [`crate::Client::next`].
 #[derive(Debug)]
 pub enum Event {
-    /// Something was published.
+    /// Messages of an attached channel.
     Messages(Delivery),
-    /// Somebody came, changed or went.
+    /// Changes of members of an attached channel.
     Presence(Presence),
-    /// After an attach: what was known of the channel's members is replaced by this.
+    /// List of members after an attach, which replaces what was known of them.
     Members(Members),
-    /// How many are at the channel now.
+    /// Numbers of connections and members at a channel.
     Occupancy(ChannelOccupancy),
-    /// The credential was refreshed, or a lost connection is back; `resumed` says whether it is the same one to the node and
-    /// to others. What each channel has missed is said by [`Event::Attached`].
+    /// New credential in force, or a connection after a lost one; `resumed` says whether it is the same to
+    /// the node and to other clients. [`Event::Attached`] says what each channel missed.
     Connected(Connected),
-    /// Unasked: continuity was lost or the modes changed; and, after a lost connection is back, where the channel goes on.
-    /// With `resumed: false` messages may be missing before the next one.
+    /// State of a channel after a loss of continuity, a change of modes or a lost connection. With `resumed:
+    /// false` messages may be missing before the next one.
     Attached(Attached),
-    /// Unasked: the credential does not cover the channel any more.
-    Detached { channel: String, error: Option<String>, code: Option<u32> },
-    /// The token is about to expire at `expires` (epoch milliseconds): [`crate::Handle::refresh`] it. Where there is a
-    /// [`crate::TokenSource`], only when that has failed or its token was refused; `error` says why.
-    AuthRequired { expires: Option<u64>, error: Option<String> },
-    /// The connection is lost, and is tried again after the delay, until it is back or refused.
-    Disconnected { ending: Ending, retry_in: Duration },
-    /// Something on the channel was refused that no request waits for, such as a member that enters again.
-    Error { code: u32, error: String, channel: Option<String> },
-    /// Always the last event.
+    /// End of a channel's delivery: the credential does not cover it any more.
+    Detached {
+        /// Channel name.
+        channel: String,
+        /// Sentence for a person.
+        error: Option<String>,
+        /// Number of the error, one of `code` of the socket protocol.
+        code: Option<u32>,
+    },
+    /// Request for a new token: [`crate::Handle::refresh`] it. With a [`crate::TokenSource`], this comes only
+    /// if the source has failed or the node has refused its token.
+    AuthRequired {
+        /// End of the present token, in epoch milliseconds, if known.
+        expires: Option<u64>,
+        /// Reason for which the source's token is not in force.
+        error: Option<String>,
+    },
+    /// Loss of the connection. The client tries again after the delay, until it is back or refused.
+    Disconnected {
+        /// End of the lost connection.
+        ending: Ending,
+        /// Time until the first attempt.
+        retry_in: Duration,
+    },
+    /// Refusal on a channel that belongs to no request of the application, such as that of a member that
+    /// enters again.
+    Error {
+        /// Number of the error, one of `code` of the socket protocol.
+        code: u32,
+        /// Sentence for a person.
+        error: String,
+        /// Channel name.
+        channel: Option<String>,
+    },
+    /// End of the last connection, and the last event.
     Ended(Ending),
 }
 
-/// How a connection ended.
+/// The end of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ending {
-    /// The node said to come back after that delay (op 4).
-    Disconnected { code: u32, error: String, reconnect_after_ms: u64 },
-    /// The node refused it (op 7), or another connection in its place (an HTTP status, times 100), or the application denied
-    /// a token for that (40300): not to be tried again unchanged.
-    Refused { code: u32, error: String },
-    /// The node closed with this WebSocket close code (1005: none was given) and without another word.
-    Closed { code: u16, reason: String },
-    /// No frame came for the heartbeat and 10 s more.
+    /// Notice of the node to connect again after a delay (op 4).
+    Disconnected {
+        /// Number of the error, one of `code` of the socket protocol.
+        code: u32,
+        /// Sentence for a person.
+        error: String,
+        /// Milliseconds after which to connect again.
+        reconnect_after_ms: u64,
+    },
+    /// Refusal that would come again for the same attempt: of the connection (op 7), of one after it (an HTTP
+    /// status), or of a token by the application.
+    Refused {
+        /// Number of the error: that of op 7, an HTTP status times 100, or 40300 for a denied token.
+        code: u32,
+        /// Sentence for a person.
+        error: String,
+    },
+    /// WebSocket close of the node without another word.
+    Closed {
+        /// Close code of the WebSocket; 1005 if the node gave none.
+        code: u16,
+        /// Text of the close frame.
+        reason: String,
+    },
+    /// Silence of the node for its heartbeat and 10 s more.
     Silent,
-    /// The link broke, or the node broke the protocol.
+    /// Broken link, or a node that broke the protocol, with the reason.
     Lost(String),
 }
 
@@ -141,7 +197,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// The event that a frame without a waiting request stands for; none for a heartbeat and what is unknown.
+/// Makes the event of a frame that answers no request. Gives `None` for a heartbeat and an unknown kind.
 pub(crate) fn of(frame: Incoming) -> Option<Event> {
     match frame.op {
         op::MESSAGE => Some(Event::Messages(Delivery {

@@ -11,9 +11,9 @@ use crate::Error;
 use crate::event::{self, Attached};
 use crate::shared::{Answer, Shared};
 
-/// A hand on a connection: cheap to clone, usable from many tasks at once.
+/// A handle of a connection, cheap to clone and usable from many tasks at once.
 ///
-/// A request resolves when the node has answered it; [`Error::Refused`] is its refusal. While a client that
+/// A request resolves when the node has answered it; a refusal is [`Error::Refused`]. While a client that
 /// reconnects has no connection, requests wait for the next one.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
@@ -29,45 +29,47 @@ impl Handle {
         self.attach_with(attach).await
     }
 
-    /// The same, and [`crate::Event::Occupancy`] tells how many are at the channel, at once and after changes, at most once a second.
+    /// Attaches as [`Handle::attach`] does, and asks for [`crate::Event::Occupancy`]: at once, and after
+    /// changes at most once a second.
     pub async fn attach_with_occupancy(&self, channel: &str) -> Result<Attached, Error> {
         let attach = Attach { channel: channel.into(), occupancy: true, ..Attach::default() };
         self.attach_with(attach).await
     }
 
-    /// Attaches with a resume point, a rewind or modes of the caller's choice.
+    /// Attaches with a serial, a rewind or modes of the caller's choice.
     pub async fn attach_with(&self, attach: Attach) -> Result<Attached, Error> {
         Ok(event::attached(self.request(Body::Attach(attach)).await?))
     }
 
-    /// Ends delivery.
+    /// Ends delivery of a channel.
     pub async fn detach(&self, channel: &str) -> Result<(), Error> {
         self.request(Body::Detach { channel: channel.into() }).await.map(drop)
     }
 
-    /// Publishes in order and waits until it is stored: one serial for each message.
+    /// Publishes messages in their order, and waits until they are stored. Gives one serial for each message.
     pub async fn publish(&self, channel: &str, messages: Vec<Draft>) -> Result<Vec<String>, Error> {
         self.publish_start(channel, messages).await?.await
     }
 
-    /// Sends a publish, waiting only for room (see [`crate::Options::unanswered_bytes_max`]); the ticket resolves when
-    /// it is answered.
+    /// Sends a publish, and waits only for room (see [`crate::Options::unanswered_bytes_max`]). The ticket
+    /// resolves with the answer.
     pub async fn publish_start(&self, channel: &str, mut messages: Vec<Draft>) -> Result<Ticket, Error> {
         self.0.name(&mut messages);
         self.0.start(Body::Message { channel: channel.into(), messages }).await.map(Ticket)
     }
 
-    /// Becomes present on a channel under the connection's client id, with `data`; resolves when that is stored.
+    /// Enters a channel as a member, under the connection's client id and with `data`. Resolves when the
+    /// event is stored.
     pub async fn enter(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
         self.present(presence("enter", channel, data)).await
     }
 
-    /// Changes the data of the member; one that is absent enters.
+    /// Changes the data of the member. A member that is absent enters.
     pub async fn update(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
         self.present(presence("update", channel, data)).await
     }
 
-    /// Without data the leave has what the member had last.
+    /// Leaves a channel. A leave without data carries the last data of the member.
     pub async fn leave(&self, channel: &str, data: Option<Box<RawValue>>) -> Result<(), Error> {
         self.present(presence("leave", channel, data)).await
     }
@@ -95,7 +97,7 @@ fn presence(action: &str, channel: &str, data: Option<Box<RawValue>>) -> Presenc
     PresenceRequest { channel: channel.into(), action: action.into(), client_id: None, data }
 }
 
-/// A publish on its way. Resolves to one serial for each message once they are stored.
+/// A publish under way. Resolves to one serial for each message once they are stored.
 #[must_use = "a publish that nobody waits for may have been refused"]
 pub struct Ticket(Answer);
 

@@ -1,4 +1,4 @@
-//! TCP, TLS where the address says so, then the WebSocket upgrade.
+//! The opening of a connection: TCP, TLS where the address says so, then the WebSocket upgrade.
 
 use std::io::Cursor;
 
@@ -22,7 +22,8 @@ pub(crate) type WriteHalf = WebSocketWrite<BufWriter<Box<dyn AsyncWrite + Send +
 
 const WRITE_BUFFER_BYTES: usize = 64 * 1024;
 
-/// `authorization` is the header; `resume` the key of the connection to take up.
+/// Opens a connection. `authorization` is the value of the header, `resume` the key of the connection to
+/// resume.
 pub(crate) async fn connect(
     options: &Options,
     authorization: Option<String>,
@@ -63,7 +64,7 @@ pub(crate) async fn connect(
 type Halves =
     (Chain<Cursor<Bytes>, Box<dyn AsyncRead + Send + Unpin>>, BufWriter<Box<dyn AsyncWrite + Send + Unpin>>);
 
-/// `before` was read with the answer to the upgrade.
+/// Puts the two halves together. `before` was read with the answer to the upgrade.
 fn halves<R, W>(before: Bytes, (read, write): (R, W)) -> Halves
 where
     R: AsyncRead + Send + Unpin + 'static,
@@ -73,7 +74,7 @@ where
     (Cursor::new(before).chain(read), BufWriter::with_capacity(WRITE_BUFFER_BYTES, Box::new(write)))
 }
 
-/// The stream after its upgrade, and what was read of it beyond the answer.
+/// Upgrades a stream, and gives it with the bytes that were read beyond the answer.
 async fn upgrade<S>(stream: S, request: Request<Empty<Bytes>>, nonce: &str) -> Result<(S, Bytes), Error>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -109,7 +110,7 @@ fn check_accept(response: &Response<Incoming>, nonce: &str) -> Result<(), Error>
     Err(Error::Protocol("sec-websocket-accept does not answer the key".into()))
 }
 
-/// What a server answers to a `sec-websocket-key` (RFC 6455, 4.2.2).
+/// Gives the server's answer to a `sec-websocket-key` (RFC 6455, 4.2.2).
 pub(crate) fn accept_of(nonce: &str) -> String {
     const SUFFIX: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
     STANDARD.encode(Sha1::new().chain_update(nonce).chain_update(SUFFIX).finalize())

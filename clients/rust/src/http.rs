@@ -59,7 +59,7 @@ where
     }
 }
 
-/// The body of an answer, of at most 64 KiB.
+/// Reads the body of an answer, of at most 64 KiB.
 async fn body(response: Response<Incoming>) -> Result<Bytes, Error> {
     let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
     body.map(|body| body.to_bytes()).map_err(|error| {
@@ -71,7 +71,7 @@ async fn body(response: Response<Incoming>) -> Result<Bytes, Error> {
     })
 }
 
-/// The error that an answer stands for; its text is that of the body, if that has one.
+/// Makes the error of a refusal, with the texts of its body if it has any.
 pub(crate) async fn refusal(response: Response<Incoming>) -> Error {
     #[derive(Deserialize)]
     struct Refusal {

@@ -1,11 +1,11 @@
-//! An API key: `<secret>.<keyName>`, parted at the last dot.
+//! API keys: `<secret>.<keyName>`, parted at the last dot.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::Error;
 
-/// The two parts of a key string. `Debug` does not show the secret.
+/// An API key, taken apart. `Debug` does not show the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key {
     secret: String,
@@ -13,12 +13,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// What requests and tokens are signed with.
+    /// Gives the secret, with which requests and tokens are signed.
     pub fn secret(&self) -> &str {
         &self.secret
     }
 
-    /// Not secret: in requests, tokens and rows.
+    /// Gives the key's name, which is not secret: it stands in requests, tokens and stored rows.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
+#![warn(missing_docs)]
 
 mod answer;
 mod auth_url;
@@ -17,9 +18,9 @@ mod options;
 mod queue;
 mod reader;
 mod seen;
+mod session_state;
 mod shared;
 pub mod sign;
-mod standing;
 mod target;
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Where to connect, and how.
+//! Options of a client.
 
 use std::time::Duration;
 
@@ -8,41 +8,46 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::target::Target;
 use crate::{Credential, Error};
 
-/// How a [`crate::Client`] connects. [`Options::new`] has the defaults.
+/// Options of a [`crate::Client`]. [`Options::new`] has the defaults.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// `ws://host:port` or `http://host:port`, under TLS `wss://` or `https://`; the path `/realtime` is added.
     pub url: String,
-    /// `host:port` to connect to in place of that of the URL, whose host the certificate and the request still name.
+    /// `host:port` to connect to in place of the URL's. The certificate and the request still name the URL's
+    /// host.
     pub connect_to: Option<String>,
-    /// Certificates (PEM) that are trusted to sign the node's, instead of those of the platform.
+    /// PEM certificates of the authorities that are trusted to sign the node's certificate, in place of the
+    /// platform's.
     pub authorities: Option<Vec<u8>>,
-    /// As whom.
+    /// Credential of the connection.
     pub credential: Credential,
-    /// Who this client says it is, where the credential does not say so.
+    /// Client id of the connection, if the credential leaves it open.
     pub client_id: Option<String>,
-    /// Whether this connection gets its own messages.
+    /// Whether the connection gets its own messages.
     pub echo: bool,
-    /// JSON by default.
+    /// Encoding of the frames; JSON by default.
     pub format: Format,
-    /// Whether and when a lost connection is taken up again. None, the default: its end is the end of the client.
+    /// Delays of the attempts to connect again; `None`, the default: the end of the connection is the end of
+    /// the client.
     pub reconnect: Option<Reconnect>,
-    /// Bytes of requests without an answer; 8 MiB by default. When they are reached a further request waits.
+    /// Greatest size of the requests without an answer, in bytes; 8 MiB by default. A further request waits.
     pub unanswered_bytes_max: usize,
-    /// Events waiting for [`crate::Client::next`]. When it is full nothing more is read from the socket, answers
-    /// neither, and the node ends the connection as a slow consumer once its own buffer is full too.
+    /// Greatest number of events that wait for [`crate::Client::next`]; 1024 by default. Beyond it the client
+    /// reads nothing from the socket, answers neither. Once the node's own buffer is full, it ends the
+    /// connection as a slow consumer.
     pub events_max: usize,
-    /// Bytes of such events, of which one may be larger; 8 MiB by default. What holds when it is full is the same.
+    /// Greatest size of the waiting events, in bytes, of which one may be larger; 8 MiB by default. The same
+    /// follows beyond it.
     pub events_bytes_max: usize,
 }
 
-/// The delays between a lost connection and the attempts to come back. They double from the first to the greatest, and each
-/// is cut by up to a half at random. A node that names a delay of its own has its way.
+/// Delays of the attempts to connect again. They double from the least to the greatest, and each is cut by up
+/// to a half at random. A delay that the node asks for takes their place, unless it asks again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reconnect {
-    /// 200 ms by default.
+    /// Least delay; 200 ms by default.
     pub delay_min: Duration,
-    /// 10 s by default.
+    /// Greatest delay; 10 s by default.
     pub delay_max: Duration,
 }
 
@@ -53,7 +58,7 @@ impl Default for Reconnect {
 }
 
 impl Options {
-    /// JSON, own messages included, no reconnecting.
+    /// Makes options with JSON, own messages included, and without reconnecting.
     pub fn new(url: impl Into<String>, credential: Credential) -> Self {
         Self {
             url: url.into(),
@@ -70,19 +75,19 @@ impl Options {
         }
     }
 
-    /// These options, with a lost connection taken up again.
+    /// Gives these options with the default delays of [`Reconnect`].
     pub fn reconnecting(self) -> Self {
         Self { reconnect: Some(Reconnect::default()), ..self }
     }
 
-    /// The realtime socket of the node.
+    /// Gives the address of the node's socket.
     pub(crate) fn target(&self, resume: Option<&str>) -> Result<Target, Error> {
         let mut target = Target::of(&self.url, self.connect_to.as_deref())?;
         target.path = self.path(prefix(&target.path), resume);
         Ok(target)
     }
 
-    /// The exchange of the TokenRequests of one key.
+    /// Gives the address for the exchange of TokenRequests of one key.
     pub(crate) fn exchange_target(&self, key_name: &str) -> Result<Target, Error> {
         let mut target = Target::of(&self.url, self.connect_to.as_deref())?;
         let key_name = utf8_percent_encode(key_name, NON_ALPHANUMERIC);
@@ -111,7 +116,7 @@ impl Options {
     }
 }
 
-/// The path under which a node is, without that of its socket and without a query.
+/// Gives the path of the node, without the path of its socket and without a query.
 fn prefix(path: &str) -> &str {
     let path = path.split_once('?').map_or(path, |(path, _)| path).trim_end_matches('/');
     path.strip_suffix("/realtime").unwrap_or(path)

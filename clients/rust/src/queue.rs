@@ -7,23 +7,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::{Event, Options};
 
-/// What an event, or one message or member of it, costs beside its texts.
+/// Memory of an event, or of one message or member of an event, beside its texts.
 const ENTRY_BYTES: usize = 256;
 
-/// Where events are put. When there is no room the sender waits.
+/// Sending end of the queue. A sender waits while there is no room.
 #[derive(Clone)]
 pub(crate) struct Sender {
-    events: mpsc::Sender<Waiting>,
+    events: mpsc::Sender<QueuedEvent>,
     room: Arc<Semaphore>,
     room_bytes: usize,
 }
 
-pub(crate) struct Receiver(mpsc::Receiver<Waiting>);
+pub(crate) struct Receiver(mpsc::Receiver<QueuedEvent>);
 
-/// Nobody takes events any more.
-pub(crate) struct Gone;
+/// Error of a queue whose receiver is dropped.
+pub(crate) struct ReceiverClosed;
 
-struct Waiting {
+struct QueuedEvent {
     event: Event,
     _room: OwnedSemaphorePermit,
 }
@@ -35,25 +35,25 @@ pub(crate) fn bounded(options: &Options) -> (Sender, Receiver) {
 }
 
 impl Sender {
-    pub(crate) async fn send(&self, event: Event) -> Result<(), Gone> {
-        // One that is larger than all the room has it to itself.
+    pub(crate) async fn send(&self, event: Event) -> Result<(), ReceiverClosed> {
+        // An event that is larger than all the room takes all of it.
         let bytes = u32::try_from(bytes(&event).min(self.room_bytes)).expect("the room is no larger");
         let room = tokio::select! {
-            room = Arc::clone(&self.room).acquire_many_owned(bytes) => room.map_err(|_| Gone)?,
-            () = self.events.closed() => return Err(Gone),
+            room = Arc::clone(&self.room).acquire_many_owned(bytes) => room.map_err(|_| ReceiverClosed)?,
+            () = self.events.closed() => return Err(ReceiverClosed),
         };
-        self.events.send(Waiting { event, _room: room }).await.map_err(|_| Gone)
+        self.events.send(QueuedEvent { event, _room: room }).await.map_err(|_| ReceiverClosed)
     }
 }
 
 impl Receiver {
-    /// The next event, whose room is free from then on.
+    /// Gives the next event, whose room is free from then on.
     pub(crate) async fn recv(&mut self) -> Option<Event> {
         self.0.recv().await.map(|waiting| waiting.event)
     }
 }
 
-/// Memory that the event holds, about.
+/// Estimates the memory of an event.
 fn bytes(event: &Event) -> usize {
     let texts = match event {
         Event::Messages(delivery) => delivery.messages.iter().map(of_message).sum(),

@@ -1,4 +1,4 @@
-//! Reading one connection: reading a frame must not be cancelled halfway, unless nothing is read after it.
+//! The reading of one connection. Nothing may be read after a read of a frame was cancelled halfway.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,31 +13,32 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::driver::{Driver, End};
 use crate::event::{self, Delivery, Ending, Event};
 use crate::handshake::ReadHalf;
-use crate::shared::Owner;
+use crate::shared::FrameOwner;
 use crate::writer::{LastSent, Outgoing};
 
-/// Added to the node's heartbeat before it is taken for dead.
+/// Time beyond the node's heartbeat after which the node counts as lost.
 const SILENCE_EXTRA: Duration = Duration::from_secs(10);
-/// Before the library asks again for what the node could not give at the moment.
+/// Delay before the library repeats a request that the node could not carry out at the moment.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// Half a minute before a token expires the node asks for another; with less notice than this the token is a short one.
+/// Notice below which a token that is about to end is a short one: the node asks for another half a minute
+/// before the end, or at once.
 const TOKEN_NOTICE: Duration = Duration::from_secs(25);
-/// Nack 42900 with it: a limit that does not pass by itself.
+/// Reason of a nack 42900 for a limit that does not pass by itself.
 const CHANNEL_LIMIT: &str = "channel_limit";
 
 pub(crate) struct Reader<'a> {
     pub(crate) half: ReadHalf,
     pub(crate) format: Format,
     pub(crate) heartbeat_ms: u64,
-    /// The node's epoch milliseconds, and when it said so.
+    /// Epoch milliseconds of the node, and the time at which the node said so.
     pub(crate) clock: (u64, Instant),
     pub(crate) outgoing: mpsc::Sender<Outgoing>,
     pub(crate) last_sent: LastSent,
-    /// Pages of member lists that are not whole yet, by channel.
+    /// Members of incomplete lists, by channel.
     pub(crate) pages: HashMap<String, Vec<MemberIn>>,
-    /// The node's last word, before it closes.
-    pub(crate) told: Option<End>,
-    /// Tokens on their way, and requests to be made again; at most one for each channel and member.
+    /// End that the node has announced.
+    pub(crate) last_word: Option<End>,
+    /// Fetches of tokens and repeated requests, at most one for each channel and member.
     pub(crate) errands: JoinSet<()>,
     pub(crate) driver: &'a mut Driver,
 }
@@ -58,19 +59,20 @@ impl Reader<'_> {
                 break Ending::Lost("nobody wants the events".into());
             }
         };
-        self.told.unwrap_or(End { ending, not_before: None })
+        self.last_word.unwrap_or(End { ending, not_before: None })
     }
 
-    /// How long to wait for a frame. Once the node has said when to come back, the wait for its close ends there.
+    /// Gives the time to wait for a frame. Once the node has said when to come back, the wait for its close
+    /// ends then.
     fn patience(&self) -> Duration {
         let silence = Duration::from_millis(self.heartbeat_ms) + SILENCE_EXTRA;
-        let not_before = self.told.as_ref().and_then(|end| end.not_before);
+        let not_before = self.last_word.as_ref().and_then(|end| end.not_before);
         not_before.map_or(silence, |at| silence.min(at.saturating_duration_since(Instant::now())))
     }
 
-    /// False when the owner is gone.
+    /// Handles one frame. Gives `false` if the client is dropped.
     async fn take(&mut self, mut frame: Incoming) -> bool {
-        if frame.op == op::SYNC && !self.gather(&mut frame) {
+        if frame.op == op::SYNC && !self.collect_page(&mut frame) {
             return true;
         }
         match frame.op {
@@ -88,7 +90,7 @@ impl Reader<'_> {
             }
             op::ERROR if frame.channel.is_none() => {
                 let (code, error) = (frame.code.unwrap_or_default(), frame.error.unwrap_or_default());
-                self.told = Some(End { ending: Ending::Refused { code, error }, not_before: None });
+                self.last_word = Some(End { ending: Ending::Refused { code, error }, not_before: None });
                 return true;
             }
             op::AUTH if self.fetch_token(frame.expires) => return true,
@@ -100,9 +102,9 @@ impl Reader<'_> {
             _ => {}
         }
         let event = match self.driver.shared.resolve(frame) {
-            Owner::Caller => None,
-            Owner::Library(body, answer) => self.settle(body, answer),
-            Owner::Nobody(frame) => event::of(frame),
+            FrameOwner::Caller => None,
+            FrameOwner::Library(body, answer) => self.settle(body, answer),
+            FrameOwner::Unsolicited(frame) => event::of(frame),
         };
         match event {
             Some(event) => self.driver.events.send(event).await.is_ok(),
@@ -110,7 +112,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Hands the messages over, but for those that were handed over before, and only then moves the channel's position.
+    /// Hands over the messages that were not handed over before, and only then moves the channel's position.
     async fn deliver(&mut self, frame: Incoming) -> bool {
         let channel = frame.channel.unwrap_or_default();
         let serial = frame.serial.unwrap_or_default();
@@ -133,10 +135,11 @@ impl Reader<'_> {
         let ending =
             Ending::Disconnected { code, error: frame.error.unwrap_or_default(), reconnect_after_ms };
         let not_before = Some(Instant::now() + Duration::from_millis(reconnect_after_ms));
-        self.told = Some(End { ending, not_before });
+        self.last_word = Some(End { ending, not_before });
     }
 
-    /// What the library asked of itself is answered; gives what the application should know of it.
+    /// Handles the answer to a request of the library itself, and gives the event for the application, if
+    /// there is one.
     fn settle(&mut self, body: Body, answer: Incoming) -> Option<Event> {
         if answer.op != op::NACK {
             return (answer.op == op::ATTACHED).then(|| Event::Attached(event::attached(answer)));
@@ -163,9 +166,10 @@ impl Reader<'_> {
         }
     }
 
-    /// True when the application's source is asked for a token; then it has nothing to do itself unless that fails.
+    /// Starts to fetch a token from the source. Gives `false` if there is no source, so that the application
+    /// has to act.
     fn fetch_token(&mut self, expires: Option<u64>) -> bool {
-        let Some(source) = self.driver.dialler.wallet.source().cloned() else { return false };
+        let Some(source) = self.driver.dialler.credential.source().cloned() else { return false };
         let left =
             expires.map_or(Duration::ZERO, |at| Duration::from_millis(at.saturating_sub(self.server_ms())));
         // The node asks at once when a token holds for less than its usual notice; the next may be no better.
@@ -185,7 +189,7 @@ impl Reader<'_> {
         true
     }
 
-    /// The node's clock, in epoch milliseconds.
+    /// Gives the time by the node's clock, in epoch milliseconds.
     fn server_ms(&self) -> u64 {
         let (server_ms, at) = self.clock;
         server_ms + u64::try_from(at.elapsed().as_millis()).unwrap_or_default()
@@ -196,8 +200,9 @@ impl Reader<'_> {
         self.errands.spawn(errand);
     }
 
-    /// False while pages of the list are missing; then the last one has all members.
-    fn gather(&mut self, frame: &mut Incoming) -> bool {
+    /// Collects the pages of a list of members. Gives `false` while pages are missing; the last frame then
+    /// has all members.
+    fn collect_page(&mut self, frame: &mut Incoming) -> bool {
         let pages = self.pages.entry(frame.channel.clone().unwrap_or_default()).or_default();
         pages.append(&mut frame.members);
         if frame.more == Some(true) {
@@ -208,7 +213,7 @@ impl Reader<'_> {
         true
     }
 
-    /// Tells the node that this side lives, when nothing else did for a heartbeat.
+    /// Sends a heartbeat if this side has sent nothing for the time of one.
     fn answer_heartbeat(&self) {
         if self.last_sent.ago_ms() >= self.heartbeat_ms {
             let request = Request { id: None, body: Body::Heartbeat };
@@ -219,7 +224,7 @@ impl Reader<'_> {
     }
 }
 
-/// The next frame; none for a WebSocket pong.
+/// Reads the next frame. Gives `None` for a WebSocket pong.
 pub(crate) async fn read(
     half: &mut ReadHalf,
     format: Format,

@@ -1,27 +1,27 @@
-//! The ids of messages that were handed over of late, so that a message that is delivered again is dropped.
+//! The ids of recent messages, by which a message that is delivered again is dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher as _, RandomState};
 
 use fanfare_proto::frame::MessageIn;
 
-/// How long a publish repeated under its id is the same message, in the node's time.
+/// Time in which a publish with the same id is the same message, by the node's clock.
 pub(crate) const WINDOW_MS: u64 = 120_000;
-/// Beyond this the oldest are forgotten before their time; some 3 MiB.
+/// Greatest number of ids; beyond it the oldest are forgotten early. They take some 3 MiB.
 const IDS_MAX: usize = 65_536;
 
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct SeenMessages {
     hasher: RandomState,
-    /// Hash of channel, client and id → the message's timestamp.
+    /// Timestamp of each message, by the hash of channel, client id and message id.
     timestamps: HashMap<u64, u64>,
-    /// In the order of arrival.
+    /// Hashes and timestamps in the order of arrival.
     order: VecDeque<(u64, u64)>,
 }
 
-impl Seen {
-    /// Remembers the message; false if it was seen in the window. Client ids are told apart, because an id is its
-    /// publisher's.
+impl SeenMessages {
+    /// Remembers a message. Gives `false` if it was seen within the window. Client ids are told apart, since
+    /// a message id is unique for its publisher alone.
     pub(crate) fn is_new(&mut self, channel: &str, message: &MessageIn) -> bool {
         let key = self.hasher.hash_one((channel, &message.client_id, &message.id));
         let now = message.timestamp;
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn repeated_id_is_dropped_within_window_and_new_after_it() {
-        let mut seen = Seen::default();
+        let mut seen = SeenMessages::default();
         for (id, client, timestamp, expected) in [
             ("a", None, 1_000, true),
             ("a", None, 2_000, false),
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn remembered_ids_are_bounded() {
-        let mut seen = Seen::default();
+        let mut seen = SeenMessages::default();
         for number in 0..3 * IDS_MAX {
             assert!(seen.is_new("c", &message(&number.to_string(), None, 5)));
         }

@@ -1,5 +1,5 @@
-//! What the handles and the driver of a client share, and what outlives a single connection: the requests without an
-//! answer, and what is to be asked for again.
+//! The state that the handles and the driver of a client share, and that outlives a single connection:
+//! requests without an answer, and what is to be asked for again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,26 +11,27 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::frame::{self, Body, Draft, Format, Incoming, Request, code, op};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use crate::dial::Dialled;
-use crate::standing::Standing;
+use crate::dial::DialledConnection;
+use crate::session_state::SessionState;
 use crate::writer::Outgoing;
 use crate::{Error, Options, seen};
 
 pub(crate) type Answer = oneshot::Receiver<Result<Incoming, Error>>;
 
-/// A publish is repeated this long after it was first sent; the node tells repetitions apart only a little longer.
+/// Time after its first sending in which a publish is repeated; the node recognises repetitions only a little
+/// longer.
 const REPEAT_MAX: Duration = Duration::from_millis(seen::WINDOW_MS - 10_000);
-/// What an open request costs beside its bytes.
+/// Memory of an open request beside its frame.
 const REQUEST_BYTES: usize = 256;
 
 pub(crate) struct Shared {
     format: Format,
-    /// Requests outlive the connection that they were sent on.
+    /// Whether requests outlive the connection on which they were sent.
     keeps: bool,
     next_id: AtomicU64,
-    /// Of message ids that the library makes: no other client has it.
+    /// Random beginning of the message ids that this client makes.
     id_prefix: String,
-    /// Bytes for further requests. When there are none a request waits for the answer to an earlier one.
+    /// Bytes that further requests may take. A request waits for its bytes.
     room: Arc<Semaphore>,
     room_bytes: usize,
     state: Mutex<State>,
@@ -41,31 +42,32 @@ struct State {
     over: bool,
     closing: bool,
     link: Option<mpsc::Sender<Outgoing>>,
-    open: HashMap<u64, Open>,
-    standing: Standing,
-    /// Accepted by the node since it was last asked for.
+    pending: HashMap<u64, PendingRequest>,
+    session: SessionState,
+    /// Token that the node accepted since the last [`Shared::take_token`].
     token: Option<String>,
 }
 
 /// A request without an answer.
-struct Open {
-    /// Kept where it can be sent again.
+struct PendingRequest {
+    /// Request itself, if it may have to be sent again.
     body: Option<Body>,
-    /// When it was first sent.
+    /// Time of the first sending.
     sent_at: Option<Instant>,
     is_repeated: bool,
-    /// None: it is the library's own.
+    /// Receiver of the answer; `None` for a request of the library itself.
     answer: Option<oneshot::Sender<Result<Incoming, Error>>>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// Whose a frame is.
-pub(crate) enum Owner {
-    /// It answers a caller's request, and the caller has it now.
+/// The owner of a frame.
+pub(crate) enum FrameOwner {
+    /// Caller whose request the frame answers, and who has it now.
     Caller,
-    /// It answers what the library asked of itself.
+    /// Library itself, with its request and the answer.
     Library(Body, Incoming),
-    Nobody(Incoming),
+    /// No request: the frame is an event.
+    Unsolicited(Incoming),
 }
 
 impl Shared {
@@ -84,7 +86,7 @@ impl Shared {
         })
     }
 
-    /// Sends a request of a caller; without a connection it is sent on the next one.
+    /// Sends a request of a caller. Without a connection it is sent on the next one.
     pub(crate) async fn start(&self, body: Body) -> Result<Answer, Error> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (frame, body) = self.encode(id, body);
@@ -92,7 +94,7 @@ impl Shared {
         let bytes = u32::try_from(bytes).expect("the room is no larger");
         let room = Arc::clone(&self.room).acquire_many_owned(bytes).await.map_err(|_| Error::Closed)?;
         let (sender, answer) = oneshot::channel();
-        let open = Open {
+        let open = PendingRequest {
             body: self.keeps.then_some(body),
             sent_at: None,
             is_repeated: false,
@@ -103,18 +105,19 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Asks for what the library itself wants, if it still does and the connection is there.
+    /// Sends a request of the library itself, if it is still wanted and there is a connection.
     pub(crate) async fn start_own(&self, body: Body) {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let wanted = matches!(body, Body::Auth { .. }) || self.lock().standing.wants(&body);
-        if wanted && self.lock().link.is_some() {
+        let is_needed = matches!(body, Body::Auth { .. }) || self.lock().session.still_needs(&body);
+        if is_needed && self.lock().link.is_some() {
             let (frame, body) = self.encode(id, body);
             let _ = self.send(id, frame, own(body)).await;
         }
     }
 
-    /// Puts the request into the table and into the connection's queue at once, so that neither is without the other.
-    async fn send(&self, id: u64, frame: Vec<u8>, mut open: Open) -> Result<(), Error> {
+    /// Puts a request into the table and into the connection's queue under one lock, so that it is never in
+    /// one of them alone.
+    async fn send(&self, id: u64, frame: Vec<u8>, mut open: PendingRequest) -> Result<(), Error> {
         loop {
             let link = self.lock().link.clone();
             let slot = match &link {
@@ -140,9 +143,9 @@ impl Shared {
             }
             open.sent_at = slot.is_some().then(Instant::now);
             if let Some(body) = &open.body {
-                state.standing.asked(body);
+                state.session.request_sent(body);
             }
-            state.open.insert(id, open);
+            state.pending.insert(id, open);
             if let Some(slot) = slot {
                 slot.send(Outgoing::Request(frame));
             }
@@ -155,7 +158,7 @@ impl Shared {
         (frame::encode_request(&request, self.format), request.body)
     }
 
-    /// Gives messages without an id one, where they may have to be sent again.
+    /// Gives an id to each message without one, if messages may have to be sent again.
     pub(crate) fn name(&self, messages: &mut [Draft]) {
         if !self.keeps {
             return;
@@ -166,29 +169,29 @@ impl Shared {
         }
     }
 
-    /// A connection is there. Gives what must be sent on it before anything else.
-    pub(crate) fn linked(&self, dialled: &Dialled) -> Vec<Outgoing> {
+    /// Notes a new connection, and gives the frames that must be sent on it first.
+    pub(crate) fn linked(&self, dialled: &DialledConnection) -> Vec<Outgoing> {
         let mut state = self.lock();
         let state = &mut *state;
-        state.standing.connected(dialled.connected.client_id.as_deref());
+        state.session.connected(dialled.connected.client_id.as_deref());
         state.link = Some(dialled.outgoing.clone());
         let now = Instant::now();
-        let too_late = |open: &Open| {
+        let too_late = |open: &PendingRequest| {
             matches!(open.body, Some(Body::Message { .. }))
                 && open.sent_at.is_some_and(|at| now.duration_since(at) > REPEAT_MAX)
         };
-        for (_, open) in state.open.extract_if(|_, open| too_late(open)) {
+        for (_, open) in state.pending.extract_if(|_, open| too_late(open)) {
             reply(open, Err(Error::Unknown("the connection was lost for too long".into())));
         }
-        let bodies = state.open.values().filter_map(|open| open.body.as_ref());
+        let bodies = state.pending.values().filter_map(|open| open.body.as_ref());
         let mut frames = Vec::new();
-        for body in state.standing.requests(bodies) {
+        for body in state.session.requests(bodies) {
             let id = self.next_id.fetch_add(1, Ordering::Relaxed);
             let (frame, body) = self.encode(id, body);
-            state.open.insert(id, own(body));
+            state.pending.insert(id, own(body));
             frames.push((0, frame));
         }
-        for (id, open) in state.open.iter_mut().filter(|(_, open)| open.answer.is_some()) {
+        for (id, open) in state.pending.iter_mut().filter(|(_, open)| open.answer.is_some()) {
             let Some(body) = open.body.take() else { continue };
             let (frame, body) = self.encode(*id, body);
             open.body = Some(body);
@@ -196,71 +199,72 @@ impl Shared {
             open.sent_at.get_or_insert(now);
             frames.push((*id, frame));
         }
-        // Stable: what stands keeps its place at the front, the requests come in their order.
+        // The sort is stable: attaches and members have 0 and stay in front, and requests come in their order.
         frames.sort_by_key(|(id, _)| *id);
         frames.into_iter().map(|(_, frame)| Outgoing::Request(frame)).collect()
     }
 
-    /// The connection is lost; what the library asked on it is asked again by the next one.
+    /// Notes the loss of the connection. Requests of the library itself are dropped, as the next connection
+    /// makes them anew.
     pub(crate) fn unlinked(&self) {
         let mut state = self.lock();
         state.link = None;
-        state.open.retain(|_, open| open.answer.is_some());
+        state.pending.retain(|_, open| open.answer.is_some());
     }
 
-    /// Gives an answer to the caller who waits for it.
-    pub(crate) fn resolve(&self, frame: Incoming) -> Owner {
+    /// Gives an answer to the caller that waits for it.
+    pub(crate) fn resolve(&self, frame: Incoming) -> FrameOwner {
         if !matches!(frame.op, op::ACK | op::NACK | op::ATTACHED | op::DETACHED) {
-            return Owner::Nobody(frame);
+            return FrameOwner::Unsolicited(frame);
         }
         let mut state = self.lock();
         let id = frame.id.as_deref().and_then(|id| id.parse().ok());
-        let Some(mut open) = id.and_then(|id: u64| state.open.remove(&id)) else {
+        let Some(mut open) = id.and_then(|id: u64| state.pending.remove(&id)) else {
             match (frame.op, frame.channel.as_deref()) {
-                (op::DETACHED, Some(channel)) => state.standing.detached(channel),
+                (op::DETACHED, Some(channel)) => state.session.detached(channel),
                 (op::ATTACHED, Some(channel)) => {
-                    state.standing.moved(channel, frame.serial.as_deref().unwrap_or_default());
+                    state.session.set_serial(channel, frame.serial.as_deref().unwrap_or_default());
                 }
                 _ => {}
             }
-            return Owner::Nobody(frame);
+            return FrameOwner::Unsolicited(frame);
         };
         let body = open.body.take();
         if let Some(body) = &body {
             match (frame.op, body) {
-                (op::NACK, body) => state.standing.refused(body),
+                (op::NACK, body) => state.session.request_refused(body),
                 (_, Body::Auth { access_token }) => state.token = Some(access_token.clone()),
-                (_, body) => state.standing.done(body, &frame),
+                (_, body) => state.session.request_done(body, &frame),
             }
         }
         drop(state);
         match body {
-            Some(body) if open.answer.is_none() => Owner::Library(body, frame),
+            Some(body) if open.answer.is_none() => FrameOwner::Library(body, frame),
             body => {
                 let is_publish = matches!(body, Some(Body::Message { .. }));
-                let is_unsure = open.is_repeated && is_publish;
-                reply(open, answer(frame, is_unsure));
-                Owner::Caller
+                let is_in_doubt = open.is_repeated && is_publish;
+                reply(open, answer(frame, is_in_doubt));
+                FrameOwner::Caller
             }
         }
     }
 
     pub(crate) fn delivered(&self, channel: &str, serial: &str) {
         if self.keeps {
-            self.lock().standing.moved(channel, serial);
+            self.lock().session.set_serial(channel, serial);
         }
     }
 
     pub(crate) fn forget(&self, body: &Body) {
-        self.lock().standing.forget(body);
+        self.lock().session.forget(body);
     }
 
-    /// The token that the node accepted on an open connection, once.
+    /// Gives the token that the node accepted on an open connection, once.
     pub(crate) fn take_token(&self) -> Option<String> {
         self.lock().token.take()
     }
 
-    /// Asks for a clean end; the connection is not taken up again.
+    /// Asks the node for a clean end, after which the connection is not resumed.
     pub(crate) async fn close(&self) -> Result<(), Error> {
         let link = {
             let mut state = self.lock();
@@ -275,12 +279,12 @@ impl Shared {
         self.lock().closing
     }
 
-    /// Whoever waits, or asks from now on, is told that the connection is closed.
+    /// Ends all waiting requests, and all later ones, with [`Error::Closed`].
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.over = true;
         state.link = None;
-        state.open.clear();
+        state.pending.clear();
         self.room.close();
     }
 
@@ -289,25 +293,25 @@ impl Shared {
     }
 }
 
-fn own(body: Body) -> Open {
-    Open { body: Some(body), sent_at: None, is_repeated: false, answer: None, _room: None }
+fn own(body: Body) -> PendingRequest {
+    PendingRequest { body: Some(body), sent_at: None, is_repeated: false, answer: None, _room: None }
 }
 
-fn reply(open: Open, result: Result<Incoming, Error>) {
+fn reply(open: PendingRequest, result: Result<Incoming, Error>) {
     if let Some(answer) = open.answer {
         // A caller that gave up has dropped its end.
         let _ = answer.send(result);
     }
 }
 
-/// `is_unsure`: a publish that was sent before, so that a refusal which depends on the moment says nothing of the
-/// first time.
-fn answer(frame: Incoming, is_unsure: bool) -> Result<Incoming, Error> {
+/// Makes the outcome of an answer. `is_unsure` says that a publish was sent before: a refusal that depends on
+/// the moment says nothing of the first sending.
+fn answer(frame: Incoming, is_in_doubt: bool) -> Result<Incoming, Error> {
     if frame.op != op::NACK {
         return Ok(frame);
     }
     let (code, error) = (frame.code.unwrap_or_default(), frame.error.unwrap_or_default());
-    if is_unsure && code >= code::CREDENTIAL {
+    if is_in_doubt && code >= code::CREDENTIAL {
         return Err(Error::Unknown(format!("it was sent again and refused with code {code}: {error}")));
     }
     Err(Error::Refused { code, error })

@@ -1,4 +1,4 @@
-//! Signing on the side of whoever holds the key: no call to a node is made.
+//! Signing of TokenRequests and service JWTs with a key, without a call to a node.
 
 use std::time::UNIX_EPOCH;
 
@@ -10,19 +10,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Key};
 
-/// What a TokenRequest asks for. What is absent is not sent and signs as an empty line; without `ttl_ms` and
-/// `capability` the node gives an hour and all that the key holds.
+/// The parameters of a TokenRequest. An absent one is not sent and signs as an empty line.
 #[derive(Debug, Clone, Default)]
 pub struct TokenParams {
-    /// How long the token is to hold, in milliseconds; at most 48 hours.
+    /// Lifetime of the token, in milliseconds, at most 48 hours; `None`: an hour.
     pub ttl_ms: Option<u64>,
-    /// The capability map as JSON text; signed and sent exactly as it is.
+    /// Capability map as JSON text, signed and sent exactly as it is; `None`: all that the key holds.
     pub capability: Option<String>,
-    /// Forced on the connection.
+    /// Client id that the token forces on the connection; `None`: none.
     pub client_id: Option<String>,
-    /// Epoch milliseconds; absent: now.
+    /// Time of the signature, in epoch milliseconds; `None`: now.
     pub timestamp_ms: Option<u64>,
-    /// Absent: 22 random characters.
+    /// Text that is used once with the key and timestamp; `None`: 22 random characters.
     pub nonce: Option<String>,
 }
 
@@ -30,22 +29,29 @@ pub struct TokenParams {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRequest {
+    /// Name of the key that signs.
     pub key_name: String,
+    /// Lifetime of the token, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    /// Milliseconds.
     pub ttl: Option<u64>,
+    /// Capability map as JSON text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capability: Option<String>,
+    /// Client id that the token forces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_id: Option<String>,
-    /// Epoch milliseconds.
+    /// Time of the signature, in epoch milliseconds.
     pub timestamp: u64,
+    /// Text that is used once with the key and timestamp.
     pub nonce: String,
     /// HMAC-SHA256 of the other fields, in base64.
     pub mac: String,
 }
 
 /// Signs a TokenRequest.
+///
+/// # Errors
+/// No value is refused today.
 pub fn token_request(key: &Key, params: TokenParams) -> Result<TokenRequest, Error> {
     let timestamp = params.timestamp_ms.unwrap_or_else(now_ms);
     let nonce = params.nonce.unwrap_or_else(random_nonce);
@@ -65,19 +71,23 @@ pub fn token_request(key: &Key, params: TokenParams) -> Result<TokenRequest, Err
     })
 }
 
-/// What a self-signed service JWT says.
+/// The claims of a service JWT that a key's owner signs itself.
 #[derive(Debug, Clone)]
 pub struct JwtParams {
-    /// The capability map as JSON text. A JWT must carry one, and it must be within the key's.
+    /// Capability map as JSON text, within that of the key. A JWT must carry one.
     pub capability: String,
+    /// Client id that the token forces on the connection; `None`: none.
     pub client_id: Option<String>,
-    /// Epoch seconds; absent: now.
+    /// Time at which the token is issued, in epoch seconds; `None`: now.
     pub issued_s: Option<u64>,
-    /// Seconds from `issued_s`, at most 48 hours.
+    /// Lifetime from `issued_s`, in seconds, at most 48 hours.
     pub ttl_s: u64,
 }
 
-/// Signs a service JWT: HS256, the key's name as `kid`.
+/// Signs a service JWT: HS256, with the key's name as `kid`.
+///
+/// # Errors
+/// [`Error::BadValue`] if the claims cannot be signed.
 pub fn jwt(key: &Key, params: &JwtParams) -> Result<String, Error> {
     #[derive(Serialize)]
     struct Claims<'a> {

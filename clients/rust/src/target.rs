@@ -5,20 +5,20 @@ use tokio::net::TcpStream;
 
 use crate::Error;
 
-/// One address, taken apart.
+/// An address, taken apart.
 pub(crate) struct Target {
-    /// Under TLS: the name that the certificate must be for.
+    /// Name that the certificate must be for; `None` without TLS.
     pub(crate) tls: Option<String>,
     /// `host:port` to connect to.
     pub(crate) address: String,
-    /// The `host` header.
+    /// Value of the `host` header.
     pub(crate) host: String,
     /// Path and query.
     pub(crate) path: String,
 }
 
 impl Target {
-    /// Reads `url`; `connect_to` is `host:port` to connect to in place of that of the URL.
+    /// Takes a URL apart. `connect_to` is the `host:port` to connect to in place of the URL's.
     pub(crate) fn of(url: &str, connect_to: Option<&str>) -> Result<Self, Error> {
         let uri: Uri = url.parse().map_err(|e| Error::BadUrl(format!("{e}")))?;
         let tls = match uri.scheme_str() {
@@ -46,7 +46,7 @@ impl Target {
     }
 }
 
-/// Host and port as they stand in the address, without a user and a password.
+/// Gives host and port as they stand in the address, without user and password.
 fn host_header(uri: &Uri) -> &str {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
     authority.rsplit_once('@').map_or(authority, |(_, host)| host)

@@ -171,8 +171,8 @@ async fn an_attach_with_occupancy_gives_events_of_it() {
     client.attach_with_occupancy("c").await.expect("attached");
     let occupancy = Occupancy { connections: 4, publishers: 3, subscribers: 2, members: 1 };
     for is_of_all in [true, false] {
-        let Some(Event::Occupancy(told)) = client.next().await else { panic!("the counts") };
-        assert_eq!(told, ChannelOccupancy { channel: "c".into(), occupancy, is_of_all });
+        let Some(Event::Occupancy(changed_counts)) = client.next().await else { panic!("the counts") };
+        assert_eq!(changed_counts, ChannelOccupancy { channel: "c".into(), occupancy, is_of_all });
     }
     tasks.join_all().await;
 }
@@ -215,7 +215,7 @@ async fn a_refusal_shows_its_reason() {
     tasks.join_all().await;
 }
 
-/// The node ends the link at once after its last word, and both may be read in one go.
+/// /// Case: the node ends the link at once after its last frame, and the client may read both in one go.
 #[tokio::test]
 async fn answered_close_is_clean_when_link_ends_at_once() {
     let (listener, addr) = listen().await;

@@ -13,7 +13,8 @@ use tokio_rustls::rustls::{CertificateError, ClientConfig, Error as TlsError, Ro
 
 use crate::Error;
 
-/// `name` is what the node's certificate must be for; `authorities` (PEM) stand for those of the platform.
+/// Opens TLS on a stream. `name` is the name that the node's certificate must be for; `authorities` (PEM)
+/// stand in place of the platform's.
 pub(crate) async fn connect(
     stream: TcpStream,
     name: &str,
@@ -37,7 +38,7 @@ pub(crate) async fn connect(
     connected.map_err(|error| explained(host, error))
 }
 
-/// What an operator can do something about, in words that say what.
+/// Makes an error that tells an operator what to do, for the faults that an operator can mend.
 fn explained(host: &str, error: io::Error) -> Error {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<TlsError>());
     let unknown_issuer = matches!(cause, Some(TlsError::InvalidCertificate(CertificateError::UnknownIssuer)));
@@ -48,7 +49,7 @@ fn explained(host: &str, error: io::Error) -> Error {
     };
     let reason = match reason {
         CertificateError::UnknownIssuer => "no authority that is trusted here has signed it".to_owned(),
-        // By name, because the verifier's own error has no type here.
+        // The error is found by its text, since its type is private to the verifier.
         CertificateError::Other(other) if other.to_string() == "CaUsedAsEndEntity" => {
             "it is that of an authority (CA:TRUE), which no node may use as its own; give the node one with CA:FALSE, signed by the \
              authority or by itself (openssl req -x509 -addext basicConstraints=critical,CA:FALSE)"
@@ -74,7 +75,7 @@ fn roots_of(pem: &[u8]) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Reads some hundred files or more, where other tasks do not wait for it.
+/// Reads the platform's authorities, some hundred files or more, on a thread where no other task waits.
 async fn platform_roots() -> Result<RootCertStore, Error> {
     let loaded = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
     let mut roots = RootCertStore::empty();
@@ -93,11 +94,11 @@ mod tests {
 
     #[test]
     fn invalid_root_certificates_are_refused_with_a_reason() {
-        let torn = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let damaged = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
         for (pem, reason) in [
             (&b""[..], "holds no certificate"),
             (b"nothing", "holds no certificate"),
-            (torn, "cannot be used"),
+            (damaged, "cannot be used"),
             (b"-----BEGIN CERTIFICATE-----\n?\n-----END CERTIFICATE-----\n", "not valid PEM"),
         ] {
             let error = roots_of(pem).expect_err("refused").to_string();

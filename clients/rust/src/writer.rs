@@ -1,4 +1,4 @@
-//! The task that owns the writing half.
+//! The task that owns the writing half of a connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use tokio::sync::mpsc;
 
 use crate::handshake::WriteHalf;
 
-/// Frames waiting to be written. When it is full a request waits; pongs and heartbeats are left out.
+/// Greatest number of frames that wait to be written. Beyond it a request waits; pongs and heartbeats are
+/// left out.
 pub(crate) const QUEUE_FRAMES_MAX: usize = 1024;
 const BATCH_FRAMES_MAX: usize = 256;
 
@@ -20,7 +21,7 @@ pub(crate) enum Outgoing {
     Close,
 }
 
-/// When the last frame was sent.
+/// The time at which the last frame was sent.
 #[derive(Clone)]
 pub(crate) struct LastSent {
     start: Instant,
@@ -45,7 +46,8 @@ impl LastSent {
     }
 }
 
-/// Writes what must come `first`, and then what is queued, until a write fails or nobody can queue any more.
+/// Writes the frames of `first`, then those of the queue, until a write fails or the queue has no sender any
+/// more.
 pub(crate) async fn run(
     mut half: WriteHalf,
     first: Vec<Outgoing>,

@@ -5,10 +5,10 @@ use std::time::Duration;
 use fanfare_proto::path::encode_channel;
 use sha2::{Digest as _, Sha256};
 
-use super::reader::{Found, Mistakes, TableReader};
+use super::reader::{DirectoryMistakes, DirectoryValue, TableReader};
 use crate::model::{AccountId, AmqpUrl};
 
-/// Of the names of exchanges and of routing keys.
+/// Bound of the names of exchanges and of routing keys.
 const NAME_BYTES_MAX: usize = 255;
 const DIGEST_BYTES: usize = 16;
 
@@ -19,26 +19,26 @@ pub struct AmqpTarget {
     /// An empty name is the default exchange, whose routing keys are names of queues.
     pub exchange: Template,
     pub routing_key: Template,
-    /// Events of one message at most.
+    /// Maximal number of events in one message.
     pub batch_events: usize,
-    /// Bytes of one message at most; an event that is larger is a message of its own.
+    /// Maximal size of one message in bytes; a larger event is a message of its own.
     pub batch_bytes: usize,
-    /// How long the first event of a batch waits for others.
+    /// Time for which the first event of a batch waits for others.
     pub linger: Duration,
-    /// From the sending of a message to the broker's confirmation.
+    /// Time from the sending of a message to the broker's confirmation.
     pub timeout: Duration,
-    /// Channels whose messages are under way at a time.
+    /// Channels with unconfirmed messages at a time.
     pub parallel: usize,
 }
 
 /// A text with placeholders for parts of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Template {
-    parts: Vec<Part>,
+    parts: Vec<TemplatePart>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum TemplatePart {
     Text(Box<str>),
     Account,
     Channel,
@@ -59,35 +59,34 @@ impl Template {
         let (mut parts, mut rest) = (Vec::new(), text);
         while let Some(at) = rest.find(['{', '}']) {
             if at > 0 {
-                parts.push(Part::Text(rest[..at].into()));
+                parts.push(TemplatePart::Text(rest[..at].into()));
             }
             let end = rest[at..].find('}').filter(|_| rest[at..].starts_with('{'));
             let Some(end) = end else { return Err("has a brace without its counterpart".to_owned()) };
             parts.push(match &rest[at + 1..at + end] {
-                "account" => Part::Account,
-                "channel" => Part::Channel,
-                "source" => Part::Source,
+                "account" => TemplatePart::Account,
+                "channel" => TemplatePart::Channel,
+                "source" => TemplatePart::Source,
                 _ => return Err("may hold {account}, {channel} and {source}".to_owned()),
             });
             rest = &rest[at + end + 1..];
         }
         if !rest.is_empty() {
-            parts.push(Part::Text(rest.into()));
+            parts.push(TemplatePart::Text(rest.into()));
         }
         Ok(Self { parts })
     }
 
-    /// The text with the parts of this event, at most 255 bytes long. A channel stands percent-encoded in it, so that no channel
-    /// has a dot, a star or a hash, which separate and match the words of a routing key. A longer text is cut, and ends in `~` and
-    /// a digest of all of it.
+    /// The text with the parts of this event, at most 255 bytes long. A channel is percent-encoded, so that it has no dot, star or hash,
+    /// which separate and match the words of a routing key. A longer text is cut, and ends in `~` and a digest of the whole.
     pub fn fill(&self, values: TemplateValues<'_>) -> String {
         let mut text = String::new();
         for part in &self.parts {
             match part {
-                Part::Text(part) => text.push_str(part),
-                Part::Account => text.push_str(values.account_id.as_str()),
-                Part::Channel => text.push_str(&as_word(values.channel)),
-                Part::Source => text.push_str(values.source),
+                TemplatePart::Text(part) => text.push_str(part),
+                TemplatePart::Account => text.push_str(values.account_id.as_str()),
+                TemplatePart::Channel => text.push_str(&as_word(values.channel)),
+                TemplatePart::Source => text.push_str(values.source),
             }
         }
         if text.len() <= NAME_BYTES_MAX {
@@ -109,13 +108,16 @@ fn as_word(channel: &str) -> String {
     encode_channel(channel).replace('.', "%2E").replace('*', "%2A").replace('#', "%23")
 }
 
-/// Reads what is left of an integration's table; what was wrong is reported.
-pub(super) fn read(mut table: TableReader<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<AmqpTarget> {
+/// Reads the rest of an integration's table and reports its mistakes.
+pub(super) fn read(
+    mut table: TableReader<'_, '_>,
+    mistakes: &mut DirectoryMistakes<'_>,
+) -> Option<AmqpTarget> {
     let url = table.required("url", mistakes).and_then(|found| read_url(&found, mistakes));
     let exchange = table.required("exchange", mistakes).and_then(|found| template(&found, mistakes));
     let routing_key = match table.get("routing_key") {
         Some(found) => template(&found, mistakes),
-        None => Some(Template { parts: vec![Part::Channel] }),
+        None => Some(Template { parts: vec![TemplatePart::Channel] }),
     };
     let mut number = |name, range, default: u64| table.integer(name, range, mistakes).unwrap_or(default);
     let batch_events = number("batch_events", 1..=1000, 1);
@@ -137,12 +139,12 @@ pub(super) fn read(mut table: TableReader<'_, '_>, mistakes: &mut Mistakes<'_>) 
     })
 }
 
-fn read_url(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<AmqpUrl> {
+fn read_url(found: &DirectoryValue<'_, '_>, mistakes: &mut DirectoryMistakes<'_>) -> Option<AmqpUrl> {
     let url = AmqpUrl::parse(found.text(mistakes)?);
     url.map_err(|reason| mistakes.add(&found.span, &found.key, reason)).ok()
 }
 
-fn template(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<Template> {
+fn template(found: &DirectoryValue<'_, '_>, mistakes: &mut DirectoryMistakes<'_>) -> Option<Template> {
     let text = found.text(mistakes)?;
     let template = match text {
         _ if text.len() > NAME_BYTES_MAX => Err(format!("must not be longer than {NAME_BYTES_MAX} bytes")),
@@ -155,7 +157,7 @@ fn template(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<Templa
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accounts::{Accounts, Target};
+    use crate::accounts::{Accounts, IntegrationTarget};
 
     const HEAD: &str = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n\
         [[tenants.accounts.integrations]]\nid = \"i\"\nkind = \"amqp\"\n";
@@ -166,7 +168,7 @@ mod tests {
         let directory = accounts.current();
         let account = directory.account(&AccountId::new("a")).expect("the account");
         match &account.integrations[0].target {
-            Target::Amqp(target) => Ok(AmqpTarget::clone(target)),
+            IntegrationTarget::Amqp(target) => Ok(AmqpTarget::clone(target)),
             other => Err(format!("an AMQP target is expected: {other:?}")),
         }
     }

@@ -9,17 +9,17 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::reader::{Found, Mistakes, TableReader};
+use super::reader::{DirectoryMistakes, DirectoryValue, TableReader};
 use super::secret::Secret;
 use crate::model::bare_secret;
-use names::{Arn, Service};
+use names::{Arn, AwsService};
 
-/// The names of the text, of a file and of a variable that hold it.
+/// Field names of the secret's text, of its file and of its variable.
 pub(super) const SECRET_KEY: [&str; 3] =
     ["secret_access_key", "secret_access_key_file", "secret_access_key_env"];
 pub(super) const SESSION_TOKEN: [&str; 3] = ["session_token", "session_token_file", "session_token_env"];
 
-/// The head of an envelope, and for SNS the attributes, come to less than this beside the records.
+/// Bound of an envelope's head, with the attributes of SNS, beside the records.
 const HEAD_BYTES: usize = 8 * 1024;
 const ENDPOINT_BYTES_MAX: usize = 2048;
 const SESSION_NAME: &str = "fanfare";
@@ -27,9 +27,9 @@ const SESSION_NAME: &str = "fanfare";
 /// A function that is invoked with each envelope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LambdaTarget {
-    /// The name or the whole ARN, without a qualifier.
+    /// Name or complete ARN of the function, without a qualifier.
     pub function: Box<str>,
-    /// A version or an alias.
+    /// Version or alias.
     pub qualifier: Option<Box<str>>,
     pub access: AwsAccess,
     pub batching: AwsBatching,
@@ -43,7 +43,7 @@ pub struct SnsTarget {
     pub batching: AwsBatching,
 }
 
-/// The address of a service of AWS, and the credentials for it.
+/// Address and credentials of an AWS service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AwsAccess {
     pub region: Box<str>,
@@ -54,9 +54,9 @@ pub struct AwsAccess {
 /// An address without path, query and user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AwsEndpoint {
-    /// That of AWS in the region.
+    /// The address of AWS in the region.
     OfRegion(Url),
-    /// From the directory, so the guard of webhooks holds for it.
+    /// An address from the directory, to which the guard of webhooks applies.
     Given(Url),
 }
 
@@ -71,7 +71,7 @@ impl AwsEndpoint {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AwsCredentials {
     pub keys: AwsKeys,
-    /// Assumed with the keys.
+    /// Role that is assumed with the keys.
     pub role: Option<AwsRole>,
 }
 
@@ -79,7 +79,7 @@ pub struct AwsCredentials {
 pub struct AwsKeys {
     pub id: Secret,
     pub secret: Secret,
-    /// Of temporary credentials.
+    /// Session token of temporary credentials.
     pub session_token: Option<Secret>,
 }
 
@@ -88,18 +88,18 @@ pub struct AwsRole {
     pub arn: Box<str>,
     pub external_id: Option<Box<str>>,
     pub session_name: Box<str>,
-    /// Of STS.
+    /// Address of STS.
     pub endpoint: AwsEndpoint,
 }
 
-/// By hand, so that no external id reaches a log.
+/// Written by hand, so that no external id reaches a log.
 impl fmt::Debug for AwsRole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AwsRole").field("arn", &self.arn).finish_non_exhaustive()
     }
 }
 
-/// As the fields of a webhook with the same names.
+/// Batching, with the meaning of a webhook's fields of the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AwsBatching {
     pub events: usize,
@@ -111,40 +111,40 @@ pub struct AwsBatching {
 }
 
 impl LambdaTarget {
-    /// The bytes that AWS takes in an asynchronous invocation, since October 2025 and not yet in all regions.
+    /// Size limit of AWS for an asynchronous invocation, since October 2025 and not yet in all regions.
     pub const ENVELOPE_BYTES_MAX: usize = 1024 * 1024;
 
-    /// That of the ARN; none where the function is a name.
+    /// The region of the ARN; none if the function is given by name.
     pub(super) fn arn_region(&self) -> Option<&str> {
         Arn::of(&self.function, "lambda").map(|arn| arn.region)
     }
 }
 
 impl SnsTarget {
-    /// The bytes that AWS takes in a message, with the names, types and values of its attributes.
+    /// Size limit of AWS for a message, including the names, types and values of its attributes.
     pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
     pub(super) fn arn_region(&self) -> Option<&str> {
         Arn::of(&self.topic_arn, "sns").map(|arn| arn.region)
     }
 
-    /// The topic keeps the order of the messages of a group.
+    /// Whether the topic keeps the order of the messages of a group.
     pub fn is_fifo(&self) -> bool {
         self.topic_arn.ends_with(".fifo")
     }
 }
 
-/// The table's entries of both secrets; the inner `None` was reported.
-pub(super) struct Secrets {
+/// Both secrets of the table; the inner `None` is one that was reported.
+pub(super) struct AwsSecrets {
     pub(super) key: Option<Option<Secret>>,
     pub(super) token: Option<Option<Secret>>,
 }
 
-/// Reads what is left of an integration's table; what was wrong is reported.
+/// Reads the rest of an integration's table and reports its mistakes.
 pub(super) fn read_lambda(
     mut table: TableReader<'_, '_>,
-    secrets: Secrets,
-    mistakes: &mut Mistakes<'_>,
+    secrets: AwsSecrets,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<LambdaTarget> {
     let function = table.required("function", mistakes);
     let rule = "must be the name of a function, or its ARN without a version or alias";
@@ -153,7 +153,7 @@ pub(super) fn read_lambda(
     let qualifier = optional(&mut table, "qualifier", names::is_qualifier, rule, mistakes);
     let arn = function.and_then(|function| Arn::of(function, "lambda"));
     let from_arn = function.map(|_| arn.map(|arn| arn.region));
-    let access = read_access(&mut table, Service::Lambda, from_arn, secrets, mistakes);
+    let access = read_access(&mut table, AwsService::Lambda, from_arn, secrets, mistakes);
     let largest = LambdaTarget::ENVELOPE_BYTES_MAX - HEAD_BYTES;
     let batching = read_batching(&mut table, largest, mistakes);
     table.finish(mistakes);
@@ -165,31 +165,32 @@ pub(super) fn read_lambda(
     })
 }
 
-/// Reads what is left of an integration's table; what was wrong is reported.
+/// Reads the rest of an integration's table and reports its mistakes.
 pub(super) fn read_sns(
     mut table: TableReader<'_, '_>,
-    secrets: Secrets,
-    mistakes: &mut Mistakes<'_>,
+    secrets: AwsSecrets,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<SnsTarget> {
     let topic = table.required("topic_arn", mistakes);
     let rule = "must be the ARN of a topic, such as arn:aws:sns:eu-west-1:123456789012:orders";
     let topic_arn = topic.and_then(|found| checked(&found, names::is_topic, rule, mistakes));
     let arn = topic_arn.and_then(|topic_arn| Arn::of(topic_arn, "sns"));
     let from_arn = arn.map(|arn| Some(arn.region));
-    let access = read_access(&mut table, Service::Sns, from_arn, secrets, mistakes);
+    let access = read_access(&mut table, AwsService::Sns, from_arn, secrets, mistakes);
     let largest = SnsTarget::MESSAGE_BYTES_MAX - HEAD_BYTES;
     let batching = read_batching(&mut table, largest, mistakes);
     table.finish(mistakes);
     Some(SnsTarget { topic_arn: topic_arn?.into(), access: access?, batching: batching? })
 }
 
-/// `from_arn` is none where the name was reported, and holds none where a name has no region.
+/// Reads region, endpoint and credentials. `from_arn` is none if the name was reported, and contains none if the name
+/// has no region.
 fn read_access(
     table: &mut TableReader<'_, '_>,
-    service: Service,
+    service: AwsService,
     from_arn: Option<Option<&str>>,
-    secrets: Secrets,
-    mistakes: &mut Mistakes<'_>,
+    secrets: AwsSecrets,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsAccess> {
     let region = match table.get("region") {
         Some(found) => checked(&found, names::is_region, "must be a region, such as eu-west-1", mistakes),
@@ -213,9 +214,9 @@ fn read_access(
 fn read_endpoint(
     table: &mut TableReader<'_, '_>,
     name: &'static str,
-    service: Service,
+    service: AwsService,
     region: Option<&str>,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsEndpoint> {
     let Some(found) = table.get(name) else {
         return Url::parse(&service.endpoint(region?)).ok().map(AwsEndpoint::OfRegion);
@@ -245,8 +246,8 @@ fn is_bare(url: &Url) -> bool {
 fn read_credentials(
     table: &mut TableReader<'_, '_>,
     region: Option<&str>,
-    secrets: Secrets,
-    mistakes: &mut Mistakes<'_>,
+    secrets: AwsSecrets,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsCredentials> {
     let keys = read_keys(table, secrets, mistakes);
     let role = match table.get("role_arn") {
@@ -260,7 +261,7 @@ fn read_credentials(
             None
         }
     };
-    // A role with a mistake is no reason to send without it.
+    // A role with a mistake must not lead to sending without the role.
     let role = match role {
         Some(role) => Some(role?),
         None => None,
@@ -270,11 +271,11 @@ fn read_credentials(
 
 fn read_keys(
     table: &mut TableReader<'_, '_>,
-    secrets: Secrets,
-    mistakes: &mut Mistakes<'_>,
+    secrets: AwsSecrets,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsKeys> {
     let id = table.get("access_key_id");
-    let Secrets { key, token } = secrets;
+    let AwsSecrets { key, token } = secrets;
     if id.is_none() && key.is_none() && token.is_none() {
         return keys_of_environment(table, mistakes);
     }
@@ -297,8 +298,8 @@ fn read_keys(
     Some(AwsKeys { id: id?, secret: key??, session_token })
 }
 
-/// The variables that all tools of AWS read.
-fn keys_of_environment(table: &TableReader<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<AwsKeys> {
+/// The keys of the environment variables that all AWS tools read.
+fn keys_of_environment(table: &TableReader<'_, '_>, mistakes: &mut DirectoryMistakes<'_>) -> Option<AwsKeys> {
     let mut variable = |name: &str| {
         let text = std::env::var(name).ok().filter(|text| !text.is_empty())?;
         let secret = bare_secret(&text).and_then(Secret::new);
@@ -324,9 +325,9 @@ fn keys_of_environment(table: &TableReader<'_, '_>, mistakes: &mut Mistakes<'_>)
 
 fn read_role(
     table: &mut TableReader<'_, '_>,
-    arn: &Found<'_, '_>,
+    arn: &DirectoryValue<'_, '_>,
     region: Option<&str>,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsRole> {
     let rule = "must be the ARN of a role, such as arn:aws:iam::123456789012:role/events";
     let arn = checked(arn, names::is_role, rule, mistakes);
@@ -334,7 +335,7 @@ fn read_role(
     let external_id = optional(table, "external_id", names::is_external_id, rule, mistakes);
     let rule = "must be 2 to 64 of A-Z, a-z, 0-9 and _+=,.@-";
     let session_name = optional(table, "role_session_name", names::is_session_name, rule, mistakes);
-    let endpoint = read_endpoint(table, "sts_endpoint", Service::Sts, region, mistakes);
+    let endpoint = read_endpoint(table, "sts_endpoint", AwsService::Sts, region, mistakes);
     Some(AwsRole {
         arn: arn?.into(),
         external_id: external_id.map(Into::into),
@@ -346,7 +347,7 @@ fn read_role(
 fn read_batching(
     table: &mut TableReader<'_, '_>,
     largest: usize,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<AwsBatching> {
     let mut number = |name, range, default: u64| table.integer(name, range, mistakes).unwrap_or(default);
     let events = number("batch_events", 1..=1000, 100);
@@ -364,22 +365,22 @@ fn read_batching(
     })
 }
 
-/// The text of a field; none where it is absent or was reported.
+/// The text of a field; none if it is absent or was reported.
 fn optional<'t>(
     table: &mut TableReader<'t, '_>,
     name: &'static str,
     is_valid: fn(&str) -> bool,
     rule: &str,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<&'t str> {
     table.get(name).and_then(|found| checked(&found, is_valid, rule, mistakes))
 }
 
 fn checked<'t>(
-    found: &Found<'t, '_>,
+    found: &DirectoryValue<'t, '_>,
     is_valid: fn(&str) -> bool,
     rule: &str,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<&'t str> {
     let text = found.text(mistakes)?;
     if is_valid(text) {

@@ -1,4 +1,4 @@
-//! How many connections each tenant has open, here and on other nodes, and whether it may open one more here.
+//! Connection counts of tenants, here and on other nodes, and their limits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,72 +12,72 @@ use super::directory::Account;
 /// Live connections by tenant, over all its accounts.
 #[derive(Debug, Default)]
 pub struct TenantConnections {
-    /// Holds the tenants that have a connection, on this node or another; one without is forgotten when another comes.
-    tenants: Mutex<HashMap<Arc<str>, Arc<Tenant>>>,
-    changes: Arc<Changes>,
+    /// Tenants with a connection on this node or another; one without is forgotten when another tenant is added.
+    tenants: Mutex<HashMap<Arc<str>, Arc<TenantCount>>>,
+    changes: Arc<TenantChanges>,
 }
 
 #[derive(Debug)]
-struct Tenant {
+struct TenantCount {
     id: Arc<str>,
     here: AtomicU64,
-    /// On the other nodes, as they said last.
-    elsewhere: AtomicU64,
-    /// Stands in the list of changes.
+    /// Connections on the other nodes, by their last announcements.
+    other_nodes: AtomicU64,
+    /// Whether the tenant is in the list of changes.
     is_changed: AtomicBool,
-    changes: Arc<Changes>,
+    changes: Arc<TenantChanges>,
 }
 
 /// The tenants whose connections here have changed.
 #[derive(Debug, Default)]
-struct Changes {
-    /// Somebody takes them; else none are kept.
+struct TenantChanges {
+    /// Whether changes are taken by a caller; otherwise none are recorded.
     are_followed: AtomicBool,
-    /// Each about once, so as many as there are tenants with connections.
+    /// Changed tenants, each about once, so at most as many as tenants with connections.
     ids: Mutex<Vec<Arc<str>>>,
     is_there: Notify,
 }
 
-/// One counted connection; given back when dropped.
+/// A quota slot: one counted connection, released when dropped.
 #[derive(Debug)]
-pub struct Seat(Arc<Tenant>);
+pub struct QuotaSlot(Arc<TenantCount>);
 
 impl TenantConnections {
-    /// Counts one more connection of the account's tenant; `None` when the tenant is at its ceiling.
-    pub fn admit(&self, account: &Account) -> Option<Seat> {
+    /// Takes a quota slot of the account's tenant; `None` when the tenant is at its limit.
+    pub fn admit(&self, account: &Account) -> Option<QuotaSlot> {
         self.take(account, account.tenant_connection_limit)
     }
 
-    /// For a connection that takes the place of one still open: admitted at the ceiling too. The caller ends the
-    /// former one, whose seat is free from then on.
-    pub fn admit_successor(&self, account: &Account) -> Seat {
+    /// Takes a quota slot for a connection that replaces an open one, even at the limit. The caller ends the former connection, whose slot
+    /// is then free.
+    pub fn admit_successor(&self, account: &Account) -> QuotaSlot {
         self.take(account, None).expect("without a limit everyone is admitted")
     }
 
-    /// More is open than the tenant may have.
-    pub fn is_over(&self, account: &Account) -> bool {
+    /// Whether the tenant has more connections than its limit.
+    pub fn is_over_limit(&self, account: &Account) -> bool {
         account.tenant_connection_limit.is_some_and(|limit| self.count(&account.tenant) > limit)
     }
 
-    /// What is open now, on all nodes.
+    /// The tenant's open connections on all nodes.
     pub fn count(&self, tenant: &str) -> u64 {
         self.tenants.lock().get(tenant).map_or(0, |tenant| tenant.open())
     }
 
-    /// Resolves when a tenant's connections here have changed since [`TenantConnections::take_changed`]. Only from the first
-    /// call on are changes kept.
+    /// Resolves when a tenant's connections here have changed since [`TenantConnections::take_changed`]. Changes are recorded only from the
+    /// first call on.
     pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
         let changes = Arc::clone(&self.changes);
         changes.are_followed.store(true, Ordering::SeqCst);
         async move { changes.is_there.notified().await }
     }
 
-    /// The tenants that have changed, with their connections here.
+    /// The changed tenants, with their connections here.
     pub fn take_changed(&self) -> Vec<(Arc<str>, u64)> {
         let ids = std::mem::take(&mut *self.changes.ids.lock());
         let tenants = self.tenants.lock();
-        let here = |tenant: &Arc<Tenant>| {
-            // First, so that a change after it is one to be taken later.
+        let here = |tenant: &Arc<TenantCount>| {
+            // Cleared first, so that a later change is recorded again.
             tenant.is_changed.store(false, Ordering::SeqCst);
             tenant.here.load(Ordering::SeqCst)
         };
@@ -88,31 +88,31 @@ impl TenantConnections {
         ids.into_iter().map(counted).collect()
     }
 
-    /// The tenants that have connections here, with how many.
+    /// The tenants with connections here, and their number.
     pub fn here(&self) -> Vec<(Arc<str>, u64)> {
         let tenants = self.tenants.lock();
         let all = tenants.values().map(|tenant| (Arc::clone(&tenant.id), tenant.here.load(Ordering::SeqCst)));
         all.filter(|(_, here)| *here > 0).collect()
     }
 
-    /// Notes how many connections tenants have on all other nodes together.
-    pub fn set_elsewhere(&self, counts: impl IntoIterator<Item = (Arc<str>, u64)>) {
+    /// Records the connections of tenants on all other nodes together.
+    pub fn set_other_nodes(&self, counts: impl IntoIterator<Item = (Arc<str>, u64)>) {
         let mut tenants = self.tenants.lock();
-        for (id, elsewhere) in counts {
+        for (id, remote) in counts {
             match tenants.get(&id) {
-                Some(tenant) => tenant.elsewhere.store(elsewhere, Ordering::SeqCst),
-                None if elsewhere == 0 => {}
+                Some(tenant) => tenant.other_nodes.store(remote, Ordering::SeqCst),
+                None if remote == 0 => {}
                 None => {
                     let tenant = self.tenant(&id);
-                    tenant.elsewhere.store(elsewhere, Ordering::SeqCst);
+                    tenant.other_nodes.store(remote, Ordering::SeqCst);
                     tenants.insert(id, Arc::new(tenant));
                 }
             }
         }
     }
 
-    /// The lock makes look and count one step; a seat given back meanwhile only makes room.
-    fn take(&self, account: &Account, limit: Option<u64>) -> Option<Seat> {
+    /// Takes a quota slot. The lock makes check and count one step; a slot released meanwhile only frees space.
+    fn take(&self, account: &Account, limit: Option<u64>) -> Option<QuotaSlot> {
         let mut tenants = self.tenants.lock();
         let tenant = match tenants.get(&account.tenant) {
             Some(tenant) => Arc::clone(tenant),
@@ -128,19 +128,19 @@ impl TenantConnections {
         }
         tenant.here.fetch_add(1, Ordering::SeqCst);
         tenant.changed();
-        Some(Seat(tenant))
+        Some(QuotaSlot(tenant))
     }
 
-    fn tenant(&self, id: &Arc<str>) -> Tenant {
+    fn tenant(&self, id: &Arc<str>) -> TenantCount {
         let (id, changes) = (Arc::clone(id), Arc::clone(&self.changes));
-        let (here, elsewhere, is_changed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
-        Tenant { id, here, elsewhere, is_changed, changes }
+        let (here, remote, is_changed) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+        TenantCount { id, here, other_nodes: remote, is_changed, changes }
     }
 }
 
-impl Tenant {
+impl TenantCount {
     fn open(&self) -> u64 {
-        self.here.load(Ordering::SeqCst).saturating_add(self.elsewhere.load(Ordering::SeqCst))
+        self.here.load(Ordering::SeqCst).saturating_add(self.other_nodes.load(Ordering::SeqCst))
     }
 
     fn changed(&self) {
@@ -151,7 +151,7 @@ impl Tenant {
     }
 }
 
-impl Drop for Seat {
+impl Drop for QuotaSlot {
     fn drop(&mut self) {
         self.0.here.fetch_sub(1, Ordering::SeqCst);
         self.0.changed();
@@ -182,16 +182,16 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_that_came_down_admits_nobody_until_there_is_room() {
+    fn lowered_limit_admits_no_connection_until_slots_are_free() {
         let connections = TenantConnections::default();
-        let mut seats: Vec<_> = (0..3)
+        let mut slots: Vec<_> = (0..3)
             .map(|_| connections.admit(&account("a", "acme", Some(3))).expect("below the ceiling"))
             .collect();
         let lowered = account("a", "acme", Some(1));
         assert!(connections.admit(&lowered).is_none());
-        seats.truncate(1);
+        slots.truncate(1);
         assert!(connections.admit(&lowered).is_none());
-        seats.clear();
+        slots.clear();
         assert!(connections.admit(&lowered).is_some());
         assert!(connections.admit(&account("a", "acme", Some(0))).is_none(), "zero is a ceiling");
     }
@@ -200,15 +200,15 @@ mod tests {
     fn a_successor_is_admitted_at_the_ceiling() {
         let connections = TenantConnections::default();
         let acme = account("a", "acme", Some(1));
-        let former = connections.admit(&acme).expect("below the ceiling");
+        let previous = connections.admit(&acme).expect("below the ceiling");
         let _successor = connections.admit_successor(&acme);
-        drop(former);
+        drop(previous);
         assert_eq!(connections.count("acme"), 1);
         assert!(connections.admit(&acme).is_none());
     }
 
     #[test]
-    fn a_herd_is_never_admitted_beyond_the_ceiling() {
+    fn connection_storm_is_never_admitted_beyond_the_limit() {
         let connections = TenantConnections::default();
         let acme = account("a", "acme", Some(5));
         let most = AtomicU64::new(0);
@@ -216,10 +216,10 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..2_000 {
-                        let seat = connections.admit(&acme);
+                        let slot = connections.admit(&acme);
                         most.fetch_max(connections.count("acme"), Ordering::SeqCst);
                         std::thread::yield_now();
-                        drop(seat);
+                        drop(slot);
                     }
                 });
             }
@@ -230,16 +230,16 @@ mod tests {
     }
 
     #[test]
-    fn connections_elsewhere_take_quota_slots_here() {
+    fn remote_connections_take_local_quota_slots() {
         let connections = TenantConnections::default();
         let acme = account("a", "acme", Some(3));
-        connections.set_elsewhere([("acme".into(), 2)]);
-        let seat = connections.admit(&acme).expect("below the ceiling");
+        connections.set_other_nodes([("acme".into(), 2)]);
+        let slot = connections.admit(&acme).expect("below the ceiling");
         assert!(connections.admit(&acme).is_none());
         let _successor = connections.admit_successor(&acme);
-        drop(seat);
+        drop(slot);
         assert_eq!((connections.count("acme"), connections.here()), (3, vec![("acme".into(), 1)]));
-        connections.set_elsewhere([("acme".into(), 0), ("other".into(), 0)]);
+        connections.set_other_nodes([("acme".into(), 0), ("other".into(), 0)]);
         assert_eq!((connections.count("acme"), connections.tenants.lock().len()), (1, 1));
     }
 
@@ -250,14 +250,14 @@ mod tests {
         drop(connections.admit(&acme));
         assert!(connections.take_changed().is_empty(), "nobody wants them");
         let changed = connections.changed();
-        let seats = [connections.admit(&acme), connections.admit(&acme)];
-        connections.set_elsewhere([("other".into(), 1)]);
+        let slots = [connections.admit(&acme), connections.admit(&acme)];
+        connections.set_other_nodes([("other".into(), 1)]);
         changed.await;
         assert_eq!(connections.take_changed(), [("acme".into(), 2)]);
         assert!(connections.take_changed().is_empty());
-        drop(seats);
+        drop(slots);
         connections.changed().await;
-        // It is forgotten meanwhile.
+        // The tenant is forgotten meanwhile.
         connections.admit(&account("b", "b", None));
         let mut changed = connections.take_changed();
         changed.sort();

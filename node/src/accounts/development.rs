@@ -1,4 +1,4 @@
-//! A directory with one random key, for a node that was started with nothing.
+//! Development directory with one random key, for a node that was started without a configuration.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -13,19 +13,19 @@ use crate::model::random_bytes;
 
 const KEY_NAME: &str = "dev";
 
-/// Where the files are; both hold the secret and have mode 0600.
+/// Paths of the files; both contain the secret and have mode 0600.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Development {
+pub struct DevelopmentFiles {
     pub directory: PathBuf,
-    /// One line, the key as `<secret>.<keyName>`.
+    /// File with one line, the key as `<secret>.<keyName>`.
     pub key_file: PathBuf,
-    /// False: they were there already.
+    /// False if the files existed already.
     pub created: bool,
 }
 
-/// Makes `directory.toml` and `dev-key` in the data folder, and the folder, unless the first is there.
-pub fn create(data_dir: &Path) -> io::Result<Development> {
-    let files = Development {
+/// Creates `directory.toml` and `dev-key` in the data folder, and the folder itself, unless `directory.toml` exists.
+pub fn create(data_dir: &Path) -> io::Result<DevelopmentFiles> {
+    let files = DevelopmentFiles {
         directory: data_dir.join("directory.toml"),
         key_file: data_dir.join("dev-key"),
         created: false,
@@ -35,10 +35,10 @@ pub fn create(data_dir: &Path) -> io::Result<Development> {
     }
     make_private_folder(data_dir)?;
     let secret = URL_SAFE_NO_PAD.encode(random_bytes::<24>());
-    // The directory comes last: while it is missing, another start makes both again.
+    // The directory file comes last: while it is missing, another start creates both again.
     write_private(&files.key_file, format!("{secret}.{KEY_NAME}\n").as_bytes())?;
     write_private(&files.directory, directory_text(&secret).as_bytes())?;
-    Ok(Development { created: true, ..files })
+    Ok(DevelopmentFiles { created: true, ..files })
 }
 
 fn directory_text(secret: &str) -> String {
@@ -59,7 +59,7 @@ capability = {{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subs
     )
 }
 
-/// With the folders that it lies in, for nobody else to enter. What is there is left as it is.
+/// Creates a folder and its parents, accessible to the owner alone. An existing folder is left unchanged.
 pub fn make_private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }

@@ -9,29 +9,29 @@ use sha2::{Digest as _, Sha256};
 use super::amqp::AmqpTarget;
 use super::aws::{LambdaTarget, SnsTarget};
 use super::parse::is_key_name;
-use super::reader::Mistake;
+use super::reader::DirectoryMistake;
 use super::secret::Secret;
 use super::webhook::WebhookTarget;
 use crate::model::{AccountId, Capability, KeyName, Limits, Usage, pattern_matches};
 
 const HOUR_MS: u64 = 3_600_000;
-/// The retention cut moves on by so much, so that who asks the same meanwhile may share one read of the store.
+/// Step in which the retention cut moves, so that equal queries meanwhile share one read of the store.
 pub const CUT_MS: u64 = 1_000;
 
-/// Everything the file says. A reload makes a new one; whoever holds an old one keeps it whole.
+/// The content of the file. A reload makes a new one; holders of an old one keep it unchanged.
 #[derive(Debug, Default)]
 pub struct Directory {
     pub(super) tenants: HashMap<Arc<str>, Arc<Tenant>>,
     pub(super) accounts: HashMap<AccountId, Arc<Account>>,
     pub(super) keys: HashMap<KeyName, Arc<Key>>,
     /// Odd entries that the node accepts.
-    pub(super) warnings: Vec<Mistake>,
-    /// Asked for often, and made once.
+    pub(super) warnings: Vec<DirectoryMistake>,
+    /// Cached, as it is asked for often.
     pub(super) history_policies: OnceLock<u64>,
 }
 
 impl Directory {
-    pub fn warnings(&self) -> &[Mistake] {
+    pub fn warnings(&self) -> &[DirectoryMistake] {
         &self.warnings
     }
 
@@ -43,12 +43,12 @@ impl Directory {
         self.accounts.get(id)
     }
 
-    /// Also finds a revoked key.
+    /// The key of this name, revoked ones included.
     pub fn key(&self, name: &str) -> Option<&Arc<Key>> {
         self.keys.get(name)
     }
 
-    /// The name of a key that a client has sent, where a log may have it: in the form of one, and no secret that was put in its place.
+    /// A key name sent by a client, if it may be logged: it has the form of a key name and is not a secret in the wrong place.
     pub fn loggable<'n>(&self, name: &'n str) -> Option<&'n str> {
         let is_secret = || self.keys().any(|key| key.secret.matches(name.as_bytes()));
         let is_loggable = self.key(name).is_some() || (is_key_name(name) && !is_secret());
@@ -63,8 +63,8 @@ impl Directory {
         self.accounts.values()
     }
 
-    /// Says which channels keep history: another number where that is not the same for some channel. An account that keeps
-    /// all is like one that is not there, and of which nothing is delivered.
+    /// A hash of which channels keep history; differs if any channel's policy differs. An account that keeps everything counts like an
+    /// absent one, for which nothing is delivered.
     pub fn history_policies(&self) -> u64 {
         *self.history_policies.get_or_init(|| self.hash_of_policies())
     }
@@ -76,19 +76,19 @@ impl Directory {
         let mut hash = Sha256::new();
         for account in accounts {
             let rules = account.channels.iter().map(|rule| (&rule.pattern, rule.history));
-            // Quoted, so that no name runs into the next.
+            // Quoted, so that adjacent names cannot be confused.
             hash.update(format!("{:?}{:?}", account.id.as_str(), rules.collect::<Vec<_>>()));
         }
         let hash = hash.finalize();
         u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
     }
 
-    /// Every account that was in the former directory keeps the history of the same channels now.
-    pub(super) fn keeps_as(&self, former: &Self) -> bool {
+    /// Whether every account of the former directory keeps the history of the same channels now.
+    pub(super) fn keeps_as(&self, previous: &Self) -> bool {
         let rules = |account: &Account| -> Vec<(Box<str>, bool)> {
             account.channels.iter().map(|rule| (rule.pattern.clone(), rule.history)).collect()
         };
-        former
+        previous
             .accounts()
             .all(|before| self.account(&before.id).is_some_and(|now| rules(now) == rules(before)))
     }
@@ -102,29 +102,29 @@ impl Directory {
 pub struct Tenant {
     /// `[a-z0-9-]{1,64}`.
     pub id: Arc<str>,
-    /// Connections over all accounts and nodes; `None`: no ceiling.
+    /// Connection limit over all accounts and nodes; `None`: no limit.
     pub connection_limit: Option<u64>,
 }
 
-/// What belongs together: the scope of every channel name.
+/// An account: the scope of every channel name.
 #[derive(Debug, Clone)]
 pub struct Account {
     pub id: AccountId,
     pub tenant: Arc<str>,
-    /// The tenant's, here because it is asked for per connection.
+    /// The tenant's limit, copied because it is needed for each connection.
     pub tenant_connection_limit: Option<u64>,
     pub retention_hours: u32,
-    /// `None`: no ceiling.
+    /// Limit of queues; `None`: no limit.
     pub queue_limit: Option<u64>,
-    /// In the order of the file: the first that matches decides.
+    /// Rules in the order of the file: the first match decides.
     pub channels: Vec<ChannelRule>,
     pub integrations: Vec<Arc<Integration>>,
-    /// What is counted for the account: the same in every reading of the directory.
+    /// Counters of the account, shared by all readings of the directory.
     pub usage: Arc<Usage>,
 }
 
 impl Account {
-    /// An account with every default, alone in a tenant of the same name and counted by nobody.
+    /// An account with every default, alone in a tenant of the same name and without usage counts.
     pub fn plain(id: &str) -> Self {
         Self {
             id: AccountId::new(id),
@@ -147,17 +147,17 @@ impl Account {
     }
 }
 
-/// What an account says of channels that match a pattern (syntax of a capability's patterns).
+/// A rule of an account for the channels that match a pattern (syntax of a capability's patterns).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChannelRule {
     pub pattern: Box<str>,
-    /// False: delivered, not stored.
+    /// False: messages are delivered and not stored.
     pub history: bool,
-    /// `None`: the account's.
+    /// Retention in hours; `None`: the account's.
     pub retention_hours: Option<u32>,
 }
 
-/// What holds for one channel.
+/// The policy of one channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChannelPolicy {
     pub history: bool,
@@ -165,7 +165,7 @@ pub struct ChannelPolicy {
 }
 
 impl ChannelPolicy {
-    /// The retention cut: nothing from before it is given, and what has less than [`CUT_MS`] left need not be.
+    /// The retention cut: older messages are not returned, and a message with less than [`CUT_MS`] left may be omitted.
     pub fn oldest_ms(self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(u64::from(self.retention_hours) * HOUR_MS).next_multiple_of(CUT_MS)
     }
@@ -176,7 +176,7 @@ pub struct Key {
     pub name: KeyName,
     pub account: Arc<Account>,
     pub secret: Secret,
-    /// False: revoked.
+    /// False if the key is revoked.
     pub active: bool,
     pub capability: Arc<Capability>,
 }
@@ -202,7 +202,7 @@ impl IntegrationKind {
     }
 }
 
-/// Where an account's messages also go.
+/// Another destination of an account's messages.
 #[derive(Clone, PartialEq)]
 pub struct Integration {
     /// `[a-z0-9-]{1,64}`, unique within its account.
@@ -212,18 +212,18 @@ pub struct Integration {
     pub channels: Vec<Box<str>>,
     pub messages: bool,
     pub presence: bool,
-    /// When a channel becomes occupied, and vacated.
+    /// Whether events are sent when a channel becomes occupied, and vacated.
     pub occupancy: bool,
-    pub target: Target,
-    /// What the kind needs, as it stands in the file; it may hold secrets.
+    pub target: IntegrationTarget,
+    /// Settings of the kind, as in the file; they may contain secrets.
     pub fields: toml::Table,
-    /// Another number where the file says something else of the integration.
+    /// Hash of the integration's settings in the file.
     pub settings_hash: u64,
 }
 
 /// The checked settings of an integration, by kind.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Target {
+pub enum IntegrationTarget {
     Webhook(Arc<WebhookTarget>),
     Amqp(Arc<AmqpTarget>),
     Lambda(Arc<LambdaTarget>),

@@ -1,4 +1,4 @@
-//! Who may use the service and under which rules: tenants, accounts and keys, read from one watched file.
+//! Accounts: tenants, accounts and keys with their rules, read from one watched file.
 
 mod amqp;
 mod aws;
@@ -19,12 +19,13 @@ pub use amqp::{AmqpTarget, TemplateValues};
 pub use aws::{
     AwsAccess, AwsBatching, AwsCredentials, AwsEndpoint, AwsKeys, AwsRole, LambdaTarget, SnsTarget,
 };
-pub use connections::{Seat, TenantConnections};
+pub use connections::{QuotaSlot, TenantConnections};
 pub use directory::{
-    Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant,
+    Account, CUT_MS, ChannelPolicy, ChannelRule, Directory, Integration, IntegrationKind, IntegrationTarget,
+    Key, Tenant,
 };
 pub use parse::is_key_name;
-pub use reader::{DirectoryError, Mistake};
+pub use reader::{DirectoryError, DirectoryMistake};
 pub use secret::Secret;
 pub use usages::Usages;
 pub use watch::Accounts;

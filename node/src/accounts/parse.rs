@@ -1,4 +1,4 @@
-//! The directory file's text → `Directory`, or all that is wrong with it.
+//! Parser of the directory file: text → `Directory`, or all mistakes.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -8,9 +8,11 @@ use serde::Deserialize as _;
 use sha2::{Digest as _, Sha256};
 use toml::de::{DeTable, ValueDeserializer};
 
-use super::directory::{Account, ChannelRule, Directory, Integration, IntegrationKind, Key, Target, Tenant};
-use super::reach::Places;
-use super::reader::{Found, Mistake, Mistakes, TableReader};
+use super::directory::{
+    Account, ChannelRule, Directory, Integration, IntegrationKind, IntegrationTarget, Key, Tenant,
+};
+use super::reach::IntegrationFields;
+use super::reader::{DirectoryMistake, DirectoryMistakes, DirectoryValue, TableReader};
 use super::secret::Secret;
 use super::usages::Usages;
 use super::{amqp, aws, webhook};
@@ -18,27 +20,27 @@ use crate::model::{AccountId, AllowRule, Capability, bare_secret};
 
 const RETENTION_HOURS_MAX: u64 = 10 * 366 * 24;
 
-/// Gives the content of a `secret_file`; the path is already resolved.
+/// Reads the content of a `secret_file`, whose path is already resolved.
 pub(super) type ReadSecret<'a> = &'a mut dyn FnMut(PathBuf) -> std::io::Result<String>;
 
 /// The settings of the node that concern the directory.
 #[derive(Debug, Clone)]
 pub(super) struct NodeSettings {
-    /// Holds where the text does not say.
+    /// Default where the text has none.
     pub(super) retention_hours: u32,
-    /// The rules of addresses that are open to targets; none: no target is held against them.
+    /// Rules for addresses that targets may use; none: targets are not checked.
     pub(super) allow: Option<Box<[AllowRule]>>,
 }
 
-/// `folder` is where a relative `secret_file` begins; `usages` gives each account its counters.
+/// Parses the text. `folder` is the base of a relative `secret_file`; `usages` gives each account its counters.
 pub(super) fn parse(
     text: &str,
     folder: &Path,
     read_secret: ReadSecret<'_>,
     usages: &Usages,
     settings: &NodeSettings,
-) -> Result<Directory, Vec<Mistake>> {
-    let mut mistakes = Mistakes::of(text);
+) -> Result<Directory, Vec<DirectoryMistake>> {
+    let mut mistakes = DirectoryMistakes::of(text);
     let (document, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         for error in errors {
@@ -60,9 +62,9 @@ pub(super) fn parse(
 }
 
 struct Parser<'a, 'i> {
-    mistakes: Mistakes<'i>,
+    mistakes: DirectoryMistakes<'i>,
     directory: Directory,
-    /// Those of keys with mistakes too.
+    /// Names of all keys, including those with mistakes.
     key_names: HashSet<String>,
     folder: &'a Path,
     read_secret: ReadSecret<'a>,
@@ -73,7 +75,7 @@ struct Parser<'a, 'i> {
 impl Parser<'_, '_> {
     fn document(&mut self, mut root: TableReader<'_, '_>) {
         let tenants = root.tables("tenants", &mut self.mistakes);
-        // A file caught half-written or emptied must not revoke every key.
+        // A file that is half-written or empty must not revoke every key.
         if tenants.is_empty() && self.mistakes.list.is_empty() {
             self.mistakes.add(&root.span, "tenants", "is missing");
         }
@@ -182,7 +184,7 @@ impl Parser<'_, '_> {
         let mut entries = Vec::new();
         for (pattern, operations) in map.iter() {
             let key = format!("{}.{:?}", found.key, pattern.get_ref());
-            let list = Found { value: operations.get_ref(), span: operations.span(), key };
+            let list = DirectoryValue { value: operations.get_ref(), span: operations.span(), key };
             let names = list.texts(&mut self.mistakes).into_iter().map(str::to_owned).collect();
             entries.push((pattern.get_ref().to_string(), names));
         }
@@ -202,7 +204,7 @@ impl Parser<'_, '_> {
         self.secret_of(["secret", "secret_file", "secret_env"], key_name, table)
     }
 
-    /// The names of the text itself, of a file and of a variable that hold it.
+    /// Reads a secret. `names` are the fields of the text itself, of a file and of a variable.
     fn secret_of(
         &mut self,
         names: [&'static str; 3],
@@ -225,7 +227,7 @@ impl Parser<'_, '_> {
             let text = std::env::var(value);
             text.map_err(|_| "names a variable that is not set to a text".to_owned()).and_then(bare)
         } else {
-            // The quotes of the file say where it begins and ends.
+            // The quotes in the file mark where the secret begins and ends.
             let text = value.trim_end_matches(['\r', '\n']);
             if bare_secret(text) != Ok(text) {
                 let reason = "has space, quotes or a byte order mark around it, which are part of the secret";
@@ -254,7 +256,7 @@ impl Parser<'_, '_> {
             let channels = self.channel_patterns(&mut table);
             let [messages, presence, occupancy] = self.events(&mut table);
             let fields = self.further_fields(&table);
-            let places = Places::of(&table);
+            let places = IntegrationFields::of(&table);
             let target = kind.and_then(|kind| self.target(kind, table));
             if let Some(target) = &target {
                 let rules = self.settings.allow.as_deref();
@@ -280,36 +282,36 @@ impl Parser<'_, '_> {
         integrations
     }
 
-    fn target(&mut self, kind: IntegrationKind, mut table: TableReader<'_, '_>) -> Option<Target> {
+    fn target(&mut self, kind: IntegrationKind, mut table: TableReader<'_, '_>) -> Option<IntegrationTarget> {
         match kind {
             IntegrationKind::Webhook => {
                 let secret = self.secret("", &mut table);
                 let target = webhook::read(table, secret, &mut self.mistakes);
-                target.map(|target| Target::Webhook(Arc::new(target)))
+                target.map(|target| IntegrationTarget::Webhook(Arc::new(target)))
             }
             IntegrationKind::Amqp => {
                 let target = amqp::read(table, &mut self.mistakes);
-                target.map(|target| Target::Amqp(Arc::new(target)))
+                target.map(|target| IntegrationTarget::Amqp(Arc::new(target)))
             }
             IntegrationKind::Lambda => {
                 let secrets = self.aws_secrets(&mut table);
                 let target = aws::read_lambda(table, secrets, &mut self.mistakes);
-                target.map(|target| Target::Lambda(Arc::new(target)))
+                target.map(|target| IntegrationTarget::Lambda(Arc::new(target)))
             }
             IntegrationKind::Sns => {
                 let secrets = self.aws_secrets(&mut table);
                 let target = aws::read_sns(table, secrets, &mut self.mistakes);
-                target.map(|target| Target::Sns(Arc::new(target)))
+                target.map(|target| IntegrationTarget::Sns(Arc::new(target)))
             }
         }
     }
 
-    fn aws_secrets(&mut self, table: &mut TableReader<'_, '_>) -> aws::Secrets {
+    fn aws_secrets(&mut self, table: &mut TableReader<'_, '_>) -> aws::AwsSecrets {
         let [key, token] = [aws::SECRET_KEY, aws::SESSION_TOKEN].map(|names| {
             let is_given = names.iter().any(|name| table.get(name).is_some());
             is_given.then(|| self.secret_of(names, "", table))
         });
-        aws::Secrets { key, token }
+        aws::AwsSecrets { key, token }
     }
 
     fn kind(&mut self, table: &mut TableReader<'_, '_>) -> Option<IntegrationKind> {
@@ -333,7 +335,7 @@ impl Parser<'_, '_> {
         patterns.into_iter().map(Into::into).collect()
     }
 
-    /// Messages, presence and occupancy; the first two when nothing is said.
+    /// Whether messages, presence and occupancy are sent; the first two by default.
     fn events(&mut self, table: &mut TableReader<'_, '_>) -> [bool; 3] {
         const NAMES: [&str; 3] = ["message", "presence", "occupancy"];
         let Some(found) = table.get("events") else { return [true, true, false] };
@@ -363,7 +365,7 @@ impl Parser<'_, '_> {
         fields
     }
 
-    /// Empty when it was reported.
+    /// Reads an id; empty if it was reported.
     fn id(&mut self, table: &mut TableReader<'_, '_>) -> String {
         self.named("id", table, is_id, "must be 1 to 64 of a-z, 0-9 and -")
     }
@@ -396,7 +398,7 @@ fn is_id(text: &str) -> bool {
         && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
-/// Whether a key may be called so: `[A-Za-z0-9_-]{1,64}`.
+/// Whether the text may name a key: `[A-Za-z0-9_-]{1,64}`.
 pub fn is_key_name(text: &str) -> bool {
     (1..=64).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))

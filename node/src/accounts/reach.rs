@@ -1,54 +1,54 @@
-//! Warnings of targets that the node accepts, and to which it cannot deliver.
+//! Warnings about targets that the node accepts but cannot deliver to.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use url::Url;
 
 use super::aws::{AwsAccess, AwsEndpoint};
-use super::directory::Target;
-use super::reader::{Found, Mistakes, TableReader};
-use crate::model::{AllowRule, Guard, literal_address};
+use super::directory::IntegrationTarget;
+use super::reader::{DirectoryMistakes, DirectoryValue, TableReader};
+use crate::model::{AddressGuard, AllowRule, literal_address};
 
 const URL: &str = "url";
 const ENDPOINT: &str = "endpoint";
 const STS_ENDPOINT: &str = "sts_endpoint";
 const REGION: &str = "region";
 
-/// The fields of an integration that a warning may be about, and where they stand.
-pub(super) struct Places<'t, 'i>([(&'static str, Option<Found<'t, 'i>>); 4]);
+/// The fields of an integration that a warning may be about, with their places in the file.
+pub(super) struct IntegrationFields<'t, 'i>([(&'static str, Option<DirectoryValue<'t, 'i>>); 4]);
 
-impl<'t, 'i> Places<'t, 'i> {
+impl<'t, 'i> IntegrationFields<'t, 'i> {
     pub(super) fn of(table: &TableReader<'t, 'i>) -> Self {
         Self([URL, ENDPOINT, STS_ENDPOINT, REGION].map(|name| (name, table.peek(name))))
     }
 
-    /// Warns of each field that keeps the node from delivering to the target, which has these ids of its account and its own.
+    /// Warns of each field that keeps the node from delivering to the target with these account and target ids.
     pub(super) fn warn(
         &self,
-        target: &Target,
+        target: &IntegrationTarget,
         (account_id, id): (&str, &str),
         allow: Option<&[AllowRule]>,
-        mistakes: &mut Mistakes<'_>,
+        mistakes: &mut DirectoryMistakes<'_>,
     ) {
         for (field, fault) in faults(target, allow) {
             let place = self.0.iter().find(|(name, _)| *name == field).and_then(|(_, found)| found.as_ref());
-            let Some(Found { span, key, .. }) = place else { continue };
+            let Some(DirectoryValue { span, key, .. }) = place else { continue };
             let reason = format!("of the integration {id:?} in the account {account_id:?} {fault}");
             mistakes.warn(span, key, reason);
         }
     }
 }
 
-/// Fields, and what is wrong with each. No text of them is told but host, port and region.
-fn faults(target: &Target, allow: Option<&[AllowRule]>) -> Vec<(&'static str, String)> {
+/// Fields and their faults. The texts contain only host, port and region of a field.
+fn faults(target: &IntegrationTarget, allow: Option<&[AllowRule]>) -> Vec<(&'static str, String)> {
     let closed = |url| allow.and_then(|allow| closed(url, allow));
     let (urls, other_region) = match target {
-        Target::Webhook(target) => (vec![(URL, &target.url)], None),
-        Target::Amqp(_) => (Vec::new(), None),
-        Target::Lambda(target) => {
+        IntegrationTarget::Webhook(target) => (vec![(URL, &target.url)], None),
+        IntegrationTarget::Amqp(_) => (Vec::new(), None),
+        IntegrationTarget::Lambda(target) => {
             (given(&target.access), other_region("function", target.arn_region(), &target.access))
         }
-        Target::Sns(target) => {
+        IntegrationTarget::Sns(target) => {
             (given(&target.access), other_region("topic_arn", target.arn_region(), &target.access))
         }
     };
@@ -56,7 +56,7 @@ fn faults(target: &Target, allow: Option<&[AllowRule]>) -> Vec<(&'static str, St
     closed.chain(other_region.map(|fault| (REGION, fault))).collect()
 }
 
-/// The addresses of the directory, for which the rules of webhooks hold.
+/// Addresses from the directory, to which the rules of webhooks apply.
 fn given(access: &AwsAccess) -> Vec<(&'static str, &Url)> {
     let sts = access.credentials.role.as_ref().map(|role| (STS_ENDPOINT, &role.endpoint));
     let all = [(ENDPOINT, &access.endpoint)].into_iter().chain(sts);
@@ -72,10 +72,10 @@ fn other_region(field: &str, of_arn: Option<&str>, access: &AwsAccess) -> Option
     (region != of_arn).then(|| format!("is {region}, and {field} is of {of_arn}: AWS refuses such a call"))
 }
 
-/// Why no connection to the URL is allowed, as far as that shows without a look-up.
+/// Why no connection to the URL is allowed, as far as that is known without DNS.
 fn closed(url: &Url, allow: &[AllowRule]) -> Option<String> {
     let (host, port) = (url.host_str()?, url.port_or_known_default()?);
-    let guard = Guard::of(allow, port);
+    let guard = AddressGuard::of(allow, port);
     let addresses = match literal_address(url) {
         Some(address) => vec![address],
         None if is_localhost(host) => {
@@ -93,7 +93,7 @@ fn closed(url: &Url, allow: &[AllowRule]) -> Option<String> {
     (!is_open).then(reason)
 }
 
-/// Every system resolves these to loopback.
+/// Whether the host is a name that every system resolves to loopback.
 fn is_localhost(host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     host == "localhost" || host.ends_with(".localhost")

@@ -10,15 +10,15 @@ use toml::de::{DeTable, DeValue};
 
 /// One thing wrong or odd in the directory file. It never holds a value of the file that could be a secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistake {
-    /// From 1.
+pub struct DirectoryMistake {
+    /// Line in the file, from 1.
     pub line: usize,
-    /// As in `tenants[0].accounts[1].id`; empty for what belongs to no key.
+    /// Full key such as `tenants[0].accounts[1].id`; empty for mistakes of no key.
     pub key: String,
     pub reason: String,
 }
 
-impl fmt::Display for Mistake {
+impl fmt::Display for DirectoryMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: ", self.line)?;
         if !self.key.is_empty() {
@@ -28,11 +28,11 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// Why a directory file was not taken.
+/// Why a directory file was refused.
 #[derive(Debug)]
 pub enum DirectoryError {
     Unreadable { path: PathBuf, source: std::io::Error },
-    Mistakes { path: PathBuf, mistakes: Vec<Mistake> },
+    Mistakes { path: PathBuf, mistakes: Vec<DirectoryMistake> },
 }
 
 impl fmt::Display for DirectoryError {
@@ -57,14 +57,14 @@ impl std::error::Error for DirectoryError {
 }
 
 /// Collects the mistakes of one text.
-pub(super) struct Mistakes<'i> {
+pub(super) struct DirectoryMistakes<'i> {
     text: &'i str,
-    pub(super) list: Vec<Mistake>,
-    /// Odd entries that the reader accepts all the same.
-    pub(super) warnings: Vec<Mistake>,
+    pub(super) list: Vec<DirectoryMistake>,
+    /// Odd entries that are accepted nevertheless.
+    pub(super) warnings: Vec<DirectoryMistake>,
 }
 
-impl<'i> Mistakes<'i> {
+impl<'i> DirectoryMistakes<'i> {
     pub(super) fn of(text: &'i str) -> Self {
         Self { text, list: Vec::new(), warnings: Vec::new() }
     }
@@ -77,22 +77,22 @@ impl<'i> Mistakes<'i> {
         self.warnings.push(self.at(span, key, reason.into()));
     }
 
-    fn at(&self, span: &Range<usize>, key: &str, reason: String) -> Mistake {
+    fn at(&self, span: &Range<usize>, key: &str, reason: String) -> DirectoryMistake {
         let before = &self.text.as_bytes()[..span.start.min(self.text.len())];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        Mistake { line, key: key.to_owned(), reason }
+        DirectoryMistake { line, key: key.to_owned(), reason }
     }
 }
 
-/// A value with its full key and place.
-pub(super) struct Found<'t, 'i> {
+/// A value with its full key and its place in the file.
+pub(super) struct DirectoryValue<'t, 'i> {
     pub(super) value: &'t DeValue<'i>,
     pub(super) span: Range<usize>,
     pub(super) key: String,
 }
 
-impl<'t> Found<'t, '_> {
-    pub(super) fn text(&self, mistakes: &mut Mistakes<'_>) -> Option<&'t str> {
+impl<'t> DirectoryValue<'t, '_> {
+    pub(super) fn text(&self, mistakes: &mut DirectoryMistakes<'_>) -> Option<&'t str> {
         let text = self.value.as_str();
         if text.is_none() {
             mistakes.add(&self.span, &self.key, "must be a string");
@@ -100,8 +100,8 @@ impl<'t> Found<'t, '_> {
         text
     }
 
-    /// The strings of a list; what is not a string is reported and left out.
-    pub(super) fn texts(&self, mistakes: &mut Mistakes<'_>) -> Vec<&'t str> {
+    /// The strings of a list; other values are reported and left out.
+    pub(super) fn texts(&self, mistakes: &mut DirectoryMistakes<'_>) -> Vec<&'t str> {
         let Some(list) = self.value.as_array() else {
             mistakes.add(&self.span, &self.key, "must be a list of strings");
             return Vec::new();
@@ -117,7 +117,7 @@ impl<'t> Found<'t, '_> {
     }
 }
 
-/// One table, which knows which of its keys were asked for.
+/// One table, with a record of the keys that were read.
 pub(super) struct TableReader<'t, 'i> {
     table: &'t DeTable<'i>,
     pub(super) span: Range<usize>,
@@ -135,23 +135,23 @@ impl<'t, 'i> TableReader<'t, 'i> {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
     }
 
-    pub(super) fn get(&mut self, name: &'static str) -> Option<Found<'t, 'i>> {
+    pub(super) fn get(&mut self, name: &'static str) -> Option<DirectoryValue<'t, 'i>> {
         self.known.insert(name);
         self.peek(name)
     }
 
-    /// The same without asking for it.
-    pub(super) fn peek(&self, name: &str) -> Option<Found<'t, 'i>> {
+    /// The value of a key, without marking the key as read.
+    pub(super) fn peek(&self, name: &str) -> Option<DirectoryValue<'t, 'i>> {
         let value = self.table.get(name)?;
-        Some(Found { value: value.get_ref(), span: value.span(), key: self.key(name) })
+        Some(DirectoryValue { value: value.get_ref(), span: value.span(), key: self.key(name) })
     }
 
-    /// Also reports that it is absent.
+    /// The value of a key; reports its absence.
     pub(super) fn required(
         &mut self,
         name: &'static str,
-        mistakes: &mut Mistakes<'_>,
-    ) -> Option<Found<'t, 'i>> {
+        mistakes: &mut DirectoryMistakes<'_>,
+    ) -> Option<DirectoryValue<'t, 'i>> {
         let found = self.get(name);
         if found.is_none() {
             mistakes.add(&self.span, &self.key(name), "is missing");
@@ -163,7 +163,7 @@ impl<'t, 'i> TableReader<'t, 'i> {
         &mut self,
         name: &'static str,
         range: RangeInclusive<u64>,
-        mistakes: &mut Mistakes<'_>,
+        mistakes: &mut DirectoryMistakes<'_>,
     ) -> Option<u64> {
         let found = self.get(name)?;
         let parsed = found.value.as_integer().and_then(|i| u64::from_str_radix(i.as_str(), i.radix()).ok());
@@ -175,7 +175,11 @@ impl<'t, 'i> TableReader<'t, 'i> {
         number
     }
 
-    pub(super) fn boolean(&mut self, name: &'static str, mistakes: &mut Mistakes<'_>) -> Option<bool> {
+    pub(super) fn boolean(
+        &mut self,
+        name: &'static str,
+        mistakes: &mut DirectoryMistakes<'_>,
+    ) -> Option<bool> {
         let found = self.get(name)?;
         let flag = found.value.as_bool();
         if flag.is_none() {
@@ -184,11 +188,11 @@ impl<'t, 'i> TableReader<'t, 'i> {
         flag
     }
 
-    /// The tables of `[[name]]`; absent is none.
+    /// The tables of `[[name]]`; empty if absent.
     pub(super) fn tables(
         &mut self,
         name: &'static str,
-        mistakes: &mut Mistakes<'_>,
+        mistakes: &mut DirectoryMistakes<'_>,
     ) -> Vec<TableReader<'t, 'i>> {
         let Some(found) = self.get(name) else { return Vec::new() };
         let Some(list) = found.value.as_array() else {
@@ -208,14 +212,14 @@ impl<'t, 'i> TableReader<'t, 'i> {
         tables
     }
 
-    /// Reports every key that nobody asked for.
-    pub(super) fn finish(self, mistakes: &mut Mistakes<'_>) {
+    /// Reports every key that was not read.
+    pub(super) fn finish(self, mistakes: &mut DirectoryMistakes<'_>) {
         for (name, _) in self.rest() {
             mistakes.add(&name.span(), &self.key(name.get_ref()), "is not known here");
         }
     }
 
-    /// What nobody asked for.
+    /// The entries that were not read.
     pub(super) fn rest(
         &self,
     ) -> impl Iterator<Item = (&'t Spanned<std::borrow::Cow<'i, str>>, &'t Spanned<DeValue<'i>>)> {

@@ -1,11 +1,11 @@
-//! A key's secret, which shows itself to nothing that prints.
+//! The secret of a key, hidden from all output.
 
 use std::fmt;
 
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-/// The secret part of an API key: not empty, no `:`, no control characters; it may hold dots.
+/// The secret part of an API key: not empty, no `:`, no control characters; may contain dots.
 #[derive(Clone)]
 pub struct Secret {
     text: Box<str>,
@@ -13,7 +13,7 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// The error says what is wrong without showing the text.
+    /// Checks a secret. The error says what is wrong without showing the text.
     pub fn new(text: &str) -> Result<Self, &'static str> {
         if text.is_empty() {
             return Err("must not be empty");
@@ -27,17 +27,17 @@ impl Secret {
         Ok(Self { text: text.into(), digest: Sha256::digest(text).into() })
     }
 
-    /// For a service that asks for the text itself.
+    /// The text, for a service that needs it.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// For signing and checking signatures.
+    /// The bytes, for signing and for checking signatures.
     pub fn as_bytes(&self) -> &[u8] {
         self.text.as_bytes()
     }
 
-    /// Compares digests, so that the time taken tells neither content nor length.
+    /// Compares digests, so that the time reveals neither content nor length.
     pub fn matches(&self, candidate: &[u8]) -> bool {
         let candidate: [u8; 32] = Sha256::digest(candidate).into();
         self.digest.ct_eq(&candidate).into()

@@ -203,7 +203,7 @@ fn secrets_come_from_files_and_the_environment() {
     assert!(accounts.current().key("f").unwrap().secret.matches(b"rotated"));
 }
 
-/// A directory of one key `k`, whose secret is as the line says.
+/// A directory of one key `k`, whose secret is set by the line.
 fn of_secret(line: &str) -> String {
     format!(
         "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n[[tenants.accounts.keys]]\nname = \"k\"\n\
@@ -239,7 +239,7 @@ fn secret_file_is_trimmed_and_malformed_text_is_refused() {
 
 #[test]
 fn a_variable_that_holds_the_whole_key_is_refused() {
-    // Cargo sets it to `fanfare`, and the key is called so.
+    // Cargo sets the variable to `fanfare`, and the key has that name.
     let text = of_secret("secret_env = \"CARGO_PKG_NAME\"").replace("\"k\"", "\"fanfare\"");
     assert!(Accounts::from_text(&text).is_ok(), "the name alone may be the secret");
     let value = std::env::var("CARGO_MANIFEST_PATH").unwrap();
@@ -317,13 +317,13 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
     let (on, off) = ("history = true", "history = false");
     fs::write(&path, text(&[("one", on)], "k1")).expect("a temporary file");
     let accounts = Accounts::open(&path, 72).expect("a good directory");
-    let (told, current) = (Arc::new(Mutex::new(Vec::new())), Arc::downgrade(&accounts));
-    let tell = Arc::clone(&told);
+    let (announced, current) = (Arc::new(Mutex::new(Vec::new())), Arc::downgrade(&accounts));
+    let tell = Arc::clone(&announced);
     accounts.before_policy_change(move |policies| {
         let generation = current.upgrade().expect("it is being read again").generation();
         tell.lock().push((generation, policies));
     });
-    for (now, key, changes, is_told) in [
+    for (now, key, changes, is_announced) in [
         (&[("one", on)][..], "k2", 0, false),
         (&[("one", "history = true\nretention_hours = 1")], "k2", 0, false),
         (&[("one", on), ("two", off)], "k2", 0, true),
@@ -335,8 +335,8 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
         accounts.reload().expect("a good directory");
         assert_eq!(accounts.policy_changes(), changes, "{now:?}");
         let before = accounts.generation() - 1;
-        let expected = is_told.then(|| (before, accounts.current().history_policies()));
-        assert_eq!(told.lock().drain(..).collect::<Vec<_>>(), Vec::from_iter(expected), "{now:?}");
+        let expected = is_announced.then(|| (before, accounts.current().history_policies()));
+        assert_eq!(announced.lock().drain(..).collect::<Vec<_>>(), Vec::from_iter(expected), "{now:?}");
     }
     let policies = |accounts: &[(&str, &str)]| {
         Accounts::from_text(&text(accounts, "k")).expect("a good directory").current().history_policies()
@@ -359,18 +359,18 @@ fn usage_of_an_account_outlives_a_directory_reload() {
         });
         counted
     };
-    let former = accounts.current().key("k1").unwrap().account.clone();
+    let previous = accounts.current().key("k1").unwrap().account.clone();
     fs::write(&path, FULL.replace("\"active\"", "\"revoked\"")).unwrap();
     accounts.reload().unwrap();
-    former.usage.count(UsageKind::Api, 1, 0);
+    previous.usage.count(UsageKind::Api, 1, 0);
     accounts.current().key("k1").unwrap().account.usage.count(UsageKind::Api, 1, 0);
-    assert_eq!(counted(), [(former.id.to_string(), 2)]);
+    assert_eq!(counted(), [(previous.id.to_string(), 2)]);
 
     fs::write(&path, "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"new\"\n").unwrap();
     accounts.reload().unwrap();
-    former.usage.count(UsageKind::Api, 1, 0);
-    let id = former.id.clone();
-    drop(former);
+    previous.usage.count(UsageKind::Api, 1, 0);
+    let id = previous.id.clone();
+    drop(previous);
     assert_eq!(counted(), [(id.to_string(), 1)], "the last of an account that is gone");
     let mut known = Vec::new();
     accounts.usages().visit(|account, _| known.push(account.to_string()));

@@ -1,4 +1,4 @@
-//! The counters of every account, which outlive each reading of the directory.
+//! Usage counters of every account, which outlive each reading of the directory.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,12 +12,12 @@ use crate::model::{AccountId, Usage};
 pub struct Usages(Mutex<HashMap<AccountId, Arc<Usage>>>);
 
 impl Usages {
-    /// Made at the first call; what is kept of it counts for the account from then on.
+    /// The counters of the account, created by the first call.
     pub fn of(&self, account: &AccountId) -> Arc<Usage> {
         Arc::clone(self.0.lock().entry(account.clone()).or_default())
     }
 
-    /// Calls `see` with every account, then forgets those without counts that nobody else holds.
+    /// Calls `see` with every account, then forgets those without counts and without other holders.
     pub fn visit(&self, mut see: impl FnMut(&AccountId, &Usage)) {
         self.0.lock().retain(|account, usage| {
             see(account, usage);

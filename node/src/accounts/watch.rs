@@ -11,34 +11,35 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::directory::Directory;
 use super::parse::{NodeSettings, parse};
-use super::reader::{DirectoryError, Mistake};
+use super::reader::{DirectoryError, DirectoryMistake};
 use super::usages::Usages;
 use crate::model::{AllowRule, Limits};
 
-/// Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the file.
+/// Interval of the comparison. Contents are compared, not times or inodes: a mounted config map is swapped by renaming a link far above the
+/// file.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Shared by all that check credentials. A file that cannot be used changes nothing.
+/// The directory in use, shared by all parts that check credentials. An unusable file changes nothing.
 pub struct Accounts {
     path: Option<PathBuf>,
     current: RwLock<Arc<Directory>>,
     generation: AtomicU64,
-    /// Directories applied under which some account kept the history of other channels than before.
+    /// Number of applied directories that changed which channels keep history for some account.
     policy_changes: AtomicU64,
     before_policy_change: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
-    /// What the last attempt read, good or bad; held for the length of an attempt.
-    seen: Mutex<Seen>,
+    /// Digests of the last attempt, good or bad; locked for the length of an attempt.
+    seen: Mutex<DirectoryDigests>,
     usages: Usages,
     settings: NodeSettings,
 }
 
 impl Accounts {
-    /// Reads the file for the first time; `retention_hours` holds where it does not say.
+    /// Reads the file for the first time; `retention_hours` is its default.
     pub fn open(path: &Path, retention_hours: u32) -> Result<Arc<Self>, DirectoryError> {
         Self::open_with(path, NodeSettings { retention_hours, allow: None })
     }
 
-    /// The same for a node that may send to these addresses; it warns of targets that lead to others.
+    /// Reads the file for a node that may send only to these addresses; warns of targets elsewhere.
     pub fn open_guarded(
         path: &Path,
         retention_hours: u32,
@@ -56,24 +57,36 @@ impl Accounts {
         Ok(Arc::new(accounts))
     }
 
-    /// A directory that stays as it is: for tests, and for a node without credentials.
+    /// A directory that never changes: for tests, and for a node without credentials.
     pub fn fixed(directory: Directory) -> Arc<Self> {
-        Arc::new(Self::with(directory, None, Seen::default(), Usages::default(), default_settings()))
+        Arc::new(Self::with(
+            directory,
+            None,
+            DirectoryDigests::default(),
+            Usages::default(),
+            default_settings(),
+        ))
     }
 
-    /// `fixed` from the text of a directory file; a relative `secret_file` begins in the working directory.
+    /// A fixed directory from the text of a file; a relative `secret_file` begins in the working directory.
     pub fn from_text(text: &str) -> Result<Arc<Self>, DirectoryError> {
         let (usages, settings) = (Usages::default(), default_settings());
         let read_secret = &mut |path| std::fs::read_to_string(path);
         let directory = parse(text, Path::new(""), read_secret, &usages, &settings);
         let mistakes = |mistakes| DirectoryError::Mistakes { path: "<text>".into(), mistakes };
-        Ok(Arc::new(Self::with(directory.map_err(mistakes)?, None, Seen::default(), usages, settings)))
+        Ok(Arc::new(Self::with(
+            directory.map_err(mistakes)?,
+            None,
+            DirectoryDigests::default(),
+            usages,
+            settings,
+        )))
     }
 
     fn with(
         directory: Directory,
         path: Option<PathBuf>,
-        seen: Seen,
+        seen: DirectoryDigests,
         usages: Usages,
         settings: NodeSettings,
     ) -> Self {
@@ -93,7 +106,7 @@ impl Accounts {
         self.current.read().clone()
     }
 
-    /// What is counted for each account, over all readings of the file.
+    /// Usage counters of the accounts, over all readings of the file.
     pub fn usages(&self) -> &Usages {
         &self.usages
     }
@@ -103,14 +116,14 @@ impl Accounts {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Counts the changes of which channels keep history; a further account is none. Counted before it takes effect, so
-    /// that who finds the same number afterwards knows that nothing was delivered under other rules.
+    /// Counts the changes of which channels keep history; an added account is none. Counted before a change takes effect: an unchanged
+    /// number afterwards means that nothing was delivered under other rules.
     pub fn policy_changes(&self) -> u64 {
         self.policy_changes.load(Ordering::SeqCst)
     }
 
-    /// Has this done before other [`Directory::history_policies`] take effect, which waits for it: also where only a further
-    /// account has them. It may block; only the first one counts.
+    /// Registers an action that runs before other [`Directory::history_policies`] take effect, and is waited for; also if only an added
+    /// account has them. It may block; only the first one registered counts.
     pub fn before_policy_change(&self, act: impl Fn(u64) + Send + Sync + 'static) {
         let _first = self.before_policy_change.set(Box::new(act));
     }
@@ -121,15 +134,15 @@ impl Accounts {
         self.apply(path, &mut self.seen.lock())
     }
 
-    /// `reload` when a file that the last attempt read is not what it was.
+    /// Reloads when a file of the last attempt has changed.
     pub fn reload_if_changed(&self) -> Result<(), DirectoryError> {
         let Some(path) = &self.path else { return Ok(()) };
         let mut seen = self.seen.lock();
         if seen.is_current() { Ok(()) } else { self.apply(path, &mut seen) }
     }
 
-    /// Never ends: polls the files, and reads them again on SIGHUP, which ends the process no more once this was called. The
-    /// task that runs it may be dropped at any time.
+    /// Polls the files forever, and reads them again on SIGHUP, which no longer ends the process after this call. The task that runs it may
+    /// be dropped at any time.
     pub fn watch(self: Arc<Self>) -> impl Future<Output = ()> + Send {
         let mut hangups = match signal(SignalKind::hangup()) {
             Ok(hangups) => Some(hangups),
@@ -146,13 +159,13 @@ impl Accounts {
                 };
                 let accounts = self.clone();
                 let attempt = move || if asked { accounts.reload() } else { accounts.reload_if_changed() };
-                // `reload` has logged and counted what was wrong.
+                // The reload has logged and counted its mistakes.
                 let _outcome = tokio::task::spawn_blocking(attempt).await;
             }
         }
     }
 
-    fn apply(&self, path: &Path, seen: &mut Seen) -> Result<(), DirectoryError> {
+    fn apply(&self, path: &Path, seen: &mut DirectoryDigests) -> Result<(), DirectoryError> {
         let (directory, now_seen) = read(path, &self.usages, &self.settings);
         *seen = now_seen;
         match directory {
@@ -197,13 +210,13 @@ fn publish_generation(generation: u64) {
     metrics::gauge!("fanfare_directory_generation").set(generation as f64);
 }
 
-/// Whether the file was refused, so that an earlier one is in use.
+/// Sets the metric for a refused file, while an earlier one is in use.
 fn publish_stale(is_stale: bool) {
     metrics::gauge!("fanfare_directory_stale").set(u8::from(is_stale));
 }
 
 fn log_warnings(path: &Path, directory: &Directory) {
-    for Mistake { line, key, reason } in directory.warnings() {
+    for DirectoryMistake { line, key, reason } in directory.warnings() {
         tracing::warn!(path = %path.display(), line, key, reason, "directory applied with a warning");
     }
 }
@@ -228,8 +241,12 @@ fn default_settings() -> NodeSettings {
     NodeSettings { retention_hours: Limits::default().history_retention_hours, allow: None }
 }
 
-fn read(path: &Path, usages: &Usages, settings: &NodeSettings) -> (Result<Directory, DirectoryError>, Seen) {
-    let mut seen = Seen::default();
+fn read(
+    path: &Path,
+    usages: &Usages,
+    settings: &NodeSettings,
+) -> (Result<Directory, DirectoryError>, DirectoryDigests) {
+    let mut seen = DirectoryDigests::default();
     let text = match seen.read(path.to_owned()) {
         Ok(text) => text,
         Err(source) => return (Err(DirectoryError::Unreadable { path: path.to_owned(), source }), seen),
@@ -241,11 +258,11 @@ fn read(path: &Path, usages: &Usages, settings: &NodeSettings) -> (Result<Direct
     (directory, seen)
 }
 
-/// Which files were read, with a digest of what stood in them; `None` for one that could not be read.
+/// Digests of the files that were read; `None` for one that could not be read.
 #[derive(Default)]
-struct Seen(Vec<(PathBuf, Option<[u8; 32]>)>);
+struct DirectoryDigests(Vec<(PathBuf, Option<[u8; 32]>)>);
 
-impl Seen {
+impl DirectoryDigests {
     fn read(&mut self, path: PathBuf) -> std::io::Result<String> {
         let text = std::fs::read_to_string(&path);
         self.0.push((path, text.as_ref().ok().map(digest)));

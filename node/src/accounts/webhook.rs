@@ -6,14 +6,14 @@ use std::time::Duration;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
-use super::reader::{Found, Mistakes, TableReader};
+use super::reader::{DirectoryMistakes, DirectoryValue, TableReader};
 use super::secret::Secret;
 
 const URL_BYTES_MAX: usize = 2048;
 const HEADERS_MAX: usize = 32;
 const HEADER_BYTES_MAX: usize = 4096;
 
-/// The sender sets these itself, or they belong to the connection.
+/// Headers that the sender sets itself, or that belong to the connection.
 const RESERVED_HEADERS: [&str; 15] = [
     "connection",
     "content-encoding",
@@ -32,42 +32,42 @@ const RESERVED_HEADERS: [&str; 15] = [
     "user-agent",
 ];
 
-/// Every header of the service begins so.
+/// Prefix of every header of the service.
 const SERVICE_HEADERS: &str = "x-service-";
 
 /// The address to which batches of events are posted, and how.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WebhookTarget {
-    /// `http` or `https`, with a host and without a fragment; it may hold a user, a password and a query, which are secrets.
+    /// Address: `http` or `https`, with a host and without a fragment; user, password and query are secrets.
     pub url: Url,
-    /// Signs each attempt.
+    /// Key of the signature of each attempt.
     pub secret: Secret,
-    /// Sent beside the headers of the service.
+    /// Headers in addition to those of the service.
     pub headers: HeaderMap,
-    /// Events of one batch at most.
+    /// Maximal number of events in one batch.
     pub batch_events: usize,
-    /// Bytes of one batch at most; an event that is larger is a batch of its own.
+    /// Maximal size of one batch in bytes; a larger event is a batch of its own.
     pub batch_bytes: usize,
-    /// How long the first event of a batch waits for others.
+    /// Time for which the first event of a batch waits for others.
     pub linger: Duration,
-    /// From the begin of an attempt to the end of its answer.
+    /// Time from the start of an attempt to the end of its answer.
     pub timeout: Duration,
-    /// Channels whose batches are under way at a time.
+    /// Channels with unanswered batches at a time.
     pub parallel: usize,
 }
 
-/// By hand, so that nothing of the address but its host reaches a log.
+/// Written by hand, so that only the host of the address reaches a log.
 impl fmt::Debug for WebhookTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WebhookTarget").field("host", &self.url.host_str()).finish_non_exhaustive()
     }
 }
 
-/// Reads what is left of an integration's table; what was wrong is reported.
+/// Reads the rest of an integration's table and reports its mistakes.
 pub(super) fn read(
     mut table: TableReader<'_, '_>,
     secret: Option<Secret>,
-    mistakes: &mut Mistakes<'_>,
+    mistakes: &mut DirectoryMistakes<'_>,
 ) -> Option<WebhookTarget> {
     let url = table.required("url", mistakes).and_then(|found| read_url(&found, mistakes));
     let headers = table.get("headers").map_or(Some(HeaderMap::new()), |found| read_headers(&found, mistakes));
@@ -102,8 +102,8 @@ fn has_user(url: &Url) -> bool {
     !url.username().is_empty() || url.password().is_some()
 }
 
-/// No reason shows the text, which may hold secrets.
-fn read_url(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<Url> {
+/// Reads the URL. No reported reason shows the text, which may contain secrets.
+fn read_url(found: &DirectoryValue<'_, '_>, mistakes: &mut DirectoryMistakes<'_>) -> Option<Url> {
     let text = found.text(mistakes)?;
     let checked = match Url::parse(text) {
         _ if text.len() > URL_BYTES_MAX => Err(format!("must not be longer than {URL_BYTES_MAX} bytes")),
@@ -121,7 +121,7 @@ fn read_url(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<Url> {
     checked.map_err(|reason| mistakes.add(&found.span, &found.key, reason)).ok()
 }
 
-fn read_headers(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<HeaderMap> {
+fn read_headers(found: &DirectoryValue<'_, '_>, mistakes: &mut DirectoryMistakes<'_>) -> Option<HeaderMap> {
     let Some(table) = found.value.as_table() else {
         mistakes.add(&found.span, &found.key, "must be a table of names and values");
         return None;
@@ -132,7 +132,7 @@ fn read_headers(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<He
     let mut headers = HeaderMap::new();
     for (name, value) in table.iter() {
         let key = format!("{}.{:?}", found.key, name.get_ref());
-        let value = Found { value: value.get_ref(), span: value.span(), key };
+        let value = DirectoryValue { value: value.get_ref(), span: value.span(), key };
         let Some(text) = value.text(mistakes) else { continue };
         match header(name.get_ref(), text) {
             Ok((name, _)) if headers.contains_key(&name) => {
@@ -142,7 +142,7 @@ fn read_headers(found: &Found<'_, '_>, mistakes: &mut Mistakes<'_>) -> Option<He
             Err(reason) => mistakes.add(&value.span, &value.key, reason),
         }
     }
-    // A header with a mistake is reported, so what is left out here is never used.
+    // A header with a mistake is reported, so the incomplete map is never used.
     Some(headers)
 }
 

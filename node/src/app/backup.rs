@@ -1,33 +1,34 @@
-//! Backups of this node, and of data folders whose node does not run.
+//! Backups of this node, and of data folders of stopped nodes.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::StartError;
-use super::outbox::OwnOutbox;
+use super::outbox::NodeOutbox;
 use crate::config::{Config, StoreKind};
 use crate::model::Clock;
 use crate::origin::backup::{
-    self, BackupError, BackupRefused, BackupStream, Backups, Origin, Source, Stopped, Summary,
+    self, BackupError, BackupOrigin, BackupRefused, BackupSource, BackupStream, BackupSummary, Backups,
+    StoppedNodeSource,
 };
 use crate::origin::history::HistoryStore;
-use crate::origin::outbox::Outbox;
+use crate::origin::outbox::EventOutbox;
 
-/// What a backup of a running node is made of.
-pub(super) struct OwnBackups {
+/// The parts that a backup of a running node is made of.
+pub(super) struct NodeBackups {
     backups: Backups,
     store: Arc<dyn HistoryStore>,
-    outbox: Arc<OwnOutbox>,
+    outbox: Arc<NodeOutbox>,
     data_dir: PathBuf,
     clock: Clock,
 }
 
-impl OwnBackups {
+impl NodeBackups {
     pub(super) fn new(
         config: &Config,
         store: &Arc<dyn HistoryStore>,
-        outbox: &Arc<OwnOutbox>,
+        outbox: &Arc<NodeOutbox>,
         clock: &Clock,
     ) -> Self {
         Self {
@@ -40,23 +41,23 @@ impl OwnBackups {
     }
 
     pub(super) async fn begin(&self, node_id: String) -> Result<BackupStream, BackupRefused> {
-        let origin = Origin { node_id, taken_ms: self.clock.now_ms() };
+        let origin = BackupOrigin { node_id, taken_ms: self.clock.now_ms() };
         let (store, outbox) = (Arc::clone(&self.store), Arc::clone(&self.outbox));
         let data_dir = self.data_dir.clone();
         self.backups
             .begin(move || {
-                let outbox = || Ok(outbox.opened().as_ref().map(Outbox::snapshot));
-                Source::take(origin, &data_dir, || store.snapshot(), outbox)
+                let outbox = || Ok(outbox.opened().as_ref().map(EventOutbox::snapshot));
+                BackupSource::take(origin, &data_dir, || store.snapshot(), outbox)
             })
             .await
     }
 }
 
-/// The data folder of a node that does not run; as long as it is open, the node cannot start.
-pub struct StoppedNode(Stopped);
+/// The data folder of a stopped node. The node cannot start while it is open.
+pub struct StoppedNode(StoppedNodeSource);
 
 impl StoppedNode {
-    /// Blocks on the disk.
+    /// Opens the folder; blocks on the disk.
     ///
     /// # Errors
     /// The folder has nothing to back up, or its node runs.
@@ -64,8 +65,8 @@ impl StoppedNode {
         let data_dir = &config.data_dir;
         unfinished(config)?;
         let node_id = super::files::last_node_id(config).unwrap_or_default();
-        let origin = Origin { node_id, taken_ms: Clock::system().now_ms() };
-        let opened = Stopped::open(origin, data_dir, config.store != StoreKind::Scylla);
+        let origin = BackupOrigin { node_id, taken_ms: Clock::system().now_ms() };
+        let opened = StoppedNodeSource::open(origin, data_dir, config.store != StoreKind::Scylla);
         opened.map(Self).map_err(StartError::in_data(data_dir))
     }
 
@@ -78,14 +79,20 @@ impl StoppedNode {
     }
 }
 
-/// Fills the data folder from a backup. `told` hears how many rows were written, of about how many.
+/// Fills the data folder from a backup. `on_progress` gets the number of rows written, and the approximate total.
 ///
 /// # Errors
-/// The folder is not empty, or the backup is not whole.
-pub fn restore(config: &Config, from: impl Read, told: impl FnMut(u64, u64)) -> Result<Summary, BackupError> {
-    backup::restore(from, &config.data_dir, || Clock::system().now_ms(), told)
+/// The folder is not empty, or the backup is incomplete.
+pub fn restore(
+    config: &Config,
+    from: impl Read,
+    on_progress: impl FnMut(u64, u64),
+) -> Result<BackupSummary, BackupError> {
+    backup::restore(from, &config.data_dir, || Clock::system().now_ms(), on_progress)
 }
 
+/// Checks that no restore was cut short.
+///
 /// # Errors
 /// A restore into the data folder was cut short.
 pub(super) fn unfinished(config: &Config) -> Result<(), StartError> {
@@ -96,12 +103,12 @@ pub(super) fn unfinished(config: &Config) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Token requests with a time up to this one (epoch milliseconds) may have been used already, and this node does not know it: the data
-/// folder was restored, and their nonces may have been claimed after its backup. 0: there are none.
+/// The time (epoch milliseconds) up to which token requests may have been used without a trace here, because the data folder was restored
+/// and nonces may have been claimed after its backup; 0 if there is none.
 pub(super) fn unknown_until_ms(config: &Config, clock: &Clock) -> Result<u64, StartError> {
-    let restored = backup::restored(&config.data_dir);
+    let restored = backup::restore_record(&config.data_dir);
     let restored = restored.map_err(StartError::in_data(&config.data_dir.join("restored.json")))?;
-    // A database that nodes share knows them all.
+    // A shared database has the nonces of all nodes.
     let Some(restored) = restored.filter(|_| config.store != StoreKind::Scylla) else { return Ok(0) };
     let until_ms = restored.restored_ms.saturating_add(config.limits.token_request_window_ms);
     let left_ms = until_ms.saturating_sub(clock.now_ms());

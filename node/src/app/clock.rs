@@ -1,4 +1,4 @@
-//! The clock of the node over restarts: what it knows of the time is kept in the data folder, and a step is told.
+//! The clock over restarts: its state is kept in the data folder, and steps are logged.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use metrics::{Counter, counter};
 use serde::{Deserialize, Serialize};
 
 use crate::data_file;
-use crate::model::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
+use crate::model::{Clock, ClockCheckpoint, ClockState, ClockStepCause, STEP_MS, since_boot_ms};
 use crate::tasks::{OnStop, Tasks};
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
 const FILE: &str = "clock.json";
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// On the same boot the file says as much however old it is.
+/// Interval of the writes. After a restart on the same boot, the age of the file does not matter.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
 
 static STEPS: LazyLock<Counter> = LazyLock::new(|| counter!("fanfare_clock_steps_total"));
@@ -23,24 +23,25 @@ static STEPS: LazyLock<Counter> = LazyLock::new(|| counter!("fanfare_clock_steps
 /// Times are milliseconds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
-    /// As the system names it; none where it does not.
+struct ClockFile {
+    /// The system's id of the boot; none if it has none.
     boot: Option<Box<str>>,
     since_boot_ms: u64,
     /// The time by which rows expire, at that moment.
     expiry_ms: u64,
-    /// The system clock where that is apart, and for how long it has been so.
+    /// The system clock while it is off the expiry line, and the time since it left the line.
     stepped: Option<(u64, u64)>,
     #[serde(default)]
     away: bool,
 }
 
-/// Takes up what the incarnation before has left, and watches the clock from then on. To be called when the store has raised the clock, and before anything expires.
+/// Restores the clock state of the previous incarnation, and watches the clock from then on. To be called after the store has raised the
+/// clock, and before anything expires.
 pub(super) fn begin(clock: &Clock, data_dir: &Path, hold_ms: u64, tasks: &Tasks) {
     let boot = boot();
-    let stored_ms = clock.floor_ms();
+    let stored_ms = clock.lower_bound_ms();
     let left = read(data_dir).map(|kept| {
-        let left = Left {
+        let left = ClockCheckpoint {
             boot_ms: kept.since_boot_ms,
             line_ms: kept.expiry_ms,
             stepped: kept.stepped,
@@ -48,32 +49,30 @@ pub(super) fn begin(clock: &Clock, data_dir: &Path, hold_ms: u64, tasks: &Tasks)
         };
         (left, boot.is_some() && kept.boot == boot)
     });
-    // Without the file the newest row is the last that is known of the time.
-    let of_store = || Left { boot_ms: since_boot_ms(), line_ms: stored_ms, stepped: None, is_away: false };
+    // Without the file, the newest row gives the last known time.
+    let of_store =
+        || ClockCheckpoint { boot_ms: since_boot_ms(), line_ms: stored_ms, stepped: None, is_away: false };
     clock.begin(left.or_else(|| (stored_ms > 0).then(|| (of_store(), false))), hold_ms);
     let now_ms = clock.now_ms();
     if stored_ms > now_ms.saturating_add(STEP_MS) {
         let by_s = (stored_ms - now_ms) / 1_000;
-        tracing::warn!(
-            by_s,
-            "the newest stored row is ahead of the system clock: timestamps go on from there until it has passed"
-        );
+        tracing::warn!(by_s, "the newest stored row is ahead of the system clock: timestamps go on from there until it has passed");
     }
     tell(&ClockState::default(), &clock.state(), hold_ms);
-    let keeper = Arc::new(Keeper { clock: clock.clone(), data_dir: data_dir.to_owned(), boot });
+    let keeper = Arc::new(ClockRecorder { clock: clock.clone(), data_dir: data_dir.to_owned(), boot });
     keeper.keep();
     tasks.spawn("clock", OnStop::Cancel, watch(keeper, hold_ms));
 }
 
-/// Keeps what is known of the time in the data folder, also when it is dropped: a step that is under way goes on in the next incarnation.
-struct Keeper {
+/// Keeps the clock state in the data folder, also when dropped: a step in progress continues in the next incarnation.
+struct ClockRecorder {
     clock: Clock,
     data_dir: PathBuf,
     boot: Option<Box<str>>,
 }
 
-/// Never returns.
-async fn watch(keeper: Arc<Keeper>, hold_ms: u64) {
+/// Watches the clock; never returns.
+async fn watch(keeper: Arc<ClockRecorder>, hold_ms: u64) {
     let clock = keeper.clock.clone();
     let (mut before, mut since_kept) = (clock.state(), Duration::ZERO);
     loop {
@@ -84,19 +83,19 @@ async fn watch(keeper: Arc<Keeper>, hold_ms: u64) {
         if since_kept >= KEEP_EVERY || before.apart.is_some() != state.apart.is_some() {
             since_kept = Duration::ZERO;
             let keeper = Arc::clone(&keeper);
-            // A failed write says so, and the next round tries again.
+            // A failed write is logged, and the next round tries again.
             tokio::task::spawn_blocking(move || keeper.keep()).await.ok();
         }
         before = state;
     }
 }
 
-/// Nothing expires by the system clock, since that has been set or is wrong.
+/// Whether nothing expires by the system clock, because it was set or is wrong.
 pub(super) fn is_apart(clock: &Clock) -> bool {
-    matches!(clock.state().apart, Some((_, Cause::Stepped)))
+    matches!(clock.state().apart, Some((_, ClockStepCause::Stepped)))
 }
 
-/// Says what has changed.
+/// Logs a change of the clock state.
 fn tell(before: &ClockState, state: &ClockState, hold_ms: u64) {
     let steps = state.steps - before.steps;
     STEPS.increment(steps);
@@ -105,17 +104,15 @@ fn tell(before: &ClockState, state: &ClockState, hold_ms: u64) {
         (_, Some((ahead_ms, cause))) if steps > 0 || before.apart.is_none() => {
             let ahead_s = ahead_ms / 1_000;
             match cause {
-                Cause::Stepped => tracing::warn!(
-                    target: OFTEN,
+                ClockStepCause::Stepped => tracing::warn!(
+                    target: RATE_LIMITED,
                     ahead_s,
                     hold_s,
                     "the system clock has stepped: nothing expires by its new time until that has held"
                 ),
-                Cause::Away => tracing::info!(
-                    ahead_s,
-                    hold_s,
-                    "this machine has booted since the node ran: nothing expires by the system clock until it has held"
-                ),
+                ClockStepCause::Away => {
+                    tracing::info!(ahead_s, hold_s, "this machine has booted since the node ran: nothing expires by the system clock until it has held")
+                }
             }
         }
         (Some((ahead_ms, _)), None) => {
@@ -123,7 +120,7 @@ fn tell(before: &ClockState, state: &ClockState, hold_ms: u64) {
             tracing::info!(ahead_s, "the system clock and the time by which rows expire are one again");
         }
         _ if steps > 0 => {
-            tracing::warn!(target: OFTEN, steps, "the system clock has stepped, and gone back: nothing has expired by it");
+            tracing::warn!(target: RATE_LIMITED, steps, "the system clock has stepped, and gone back: nothing has expired by it");
         }
         _ => {}
     }
@@ -134,22 +131,21 @@ fn boot() -> Option<Box<str>> {
     Some(boot.trim().into())
 }
 
-/// None: there is none, or it is damaged.
-fn read(data_dir: &Path) -> Option<Kept> {
+/// Reads the file; none if it is missing or damaged.
+fn read(data_dir: &Path) -> Option<ClockFile> {
     let file = data_dir.join(FILE);
     let text = match std::fs::read(&file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         read => read,
     };
     let kept = text.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
-    kept.inspect_err(|error| tracing::warn!(%error, file = %file.display(), "the kept time was not read"))
-        .ok()
+    kept.inspect_err(|error| tracing::warn!(%error, file = %file.display(), "the kept time was not read")).ok()
 }
 
-impl Keeper {
+impl ClockRecorder {
     fn keep(&self) {
-        let Left { boot_ms, line_ms, stepped, is_away } = self.clock.left();
-        let kept = Kept {
+        let ClockCheckpoint { boot_ms, line_ms, stepped, is_away } = self.clock.checkpoint();
+        let kept = ClockFile {
             boot: self.boot.clone(),
             since_boot_ms: boot_ms,
             expiry_ms: line_ms,
@@ -157,18 +153,18 @@ impl Keeper {
             away: is_away,
         };
         if let Err(error) = write(&self.data_dir, &kept) {
-            tracing::warn!(target: OFTEN, %error, "the time was not kept in the data folder");
+            tracing::warn!(target: RATE_LIMITED, %error, "the time was not kept in the data folder");
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for ClockRecorder {
     fn drop(&mut self) {
         self.keep();
     }
 }
 
-/// Written whole: a start reads the former file or this one.
-fn write(data_dir: &Path, kept: &Kept) -> io::Result<()> {
+/// Writes the file atomically: a start reads the former content or this one.
+fn write(data_dir: &Path, kept: &ClockFile) -> io::Result<()> {
     data_file::write(&data_dir.join(FILE), &serde_json::to_vec(kept)?)
 }

@@ -1,4 +1,4 @@
-//! The part of a node that knows of other nodes.
+//! The cluster part of a node.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _, UdpSocket};
@@ -10,38 +10,40 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-use super::nodes::Keeper;
 use super::peers::follow;
-use super::tokens::Others;
-use super::{Addresses, StartError, nodes, stored, thread_count};
+use super::seen_peers::SeenPeersWriter;
+use super::tokens::RoutingCell;
+use super::{Addresses, StartError, seen_peers, store_backfill, thread_count};
 use crate::accounts::{Accounts, TenantConnections};
 use crate::auth::{Authenticator, ConnectionKeys};
 use crate::cluster::ClusterKey;
 use crate::cluster::inbound::{Inbound, Peer};
-use crate::cluster::link::{self, LinkSettings, Links, PeerFiles, PeerTls};
+use crate::cluster::link::{self, GrpcPeerLinks, LinkSettings, PeerFiles, PeerTls};
 use crate::cluster::membership::{Facts, Membership, Options};
-use crate::cluster::routing::{Behind, KeptNodes, Later, Local, Routing, Seats};
+use crate::cluster::routing::{
+    KeptNodes, LocalNode, LocalTenantCounts, NodeFuture, Routing, StoreBackfillQuery,
+};
 use crate::config::Config;
+use crate::dns_cache::DnsCache;
 use crate::edge::files::ClientFiles;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{
-    AccountId, AttachedCount, ChannelKey, ClientId, Clock, ForwardedParts, IdScope, KeptNonce, Nonce,
+    AccountId, AttachedCount, ChannelKey, ClaimedNonce, ClientId, Clock, ForwardedParts, IdScope, Nonce,
     NoncePage, Revocation, Stamp, StampedIds,
 };
-use crate::names::Names;
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
 use crate::origin::queues::Queues;
-use crate::pulse;
+use crate::stall_detector;
 use crate::tasks::{OnStop, Tasks};
 
-/// A node whose seeds do not answer for so long serves alone.
+/// Time after which a node whose seeds do not answer serves alone.
 const SEEDS_WAIT: Duration = Duration::from_secs(3);
-/// What is gossiped at once, and asked for again, is at the others by then.
+/// Time by which gossip has reached the other nodes, when it is sent at once and asked for again.
 const GOSSIPED_WITHIN: Duration = Duration::from_millis(250);
 
-/// What a node of a cluster has before it starts to speak.
-pub(super) struct Gossip {
+/// The bound sockets and keys of a cluster node before it gossips.
+pub(super) struct BoundGossip {
     key: ClusterKey,
     socket: UdpSocket,
     address: SocketAddr,
@@ -49,8 +51,8 @@ pub(super) struct Gossip {
     peer_address: SocketAddr,
 }
 
-/// None for a node that is alone.
-pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
+/// Binds the cluster sockets; none for a single node.
+pub(super) fn bind(config: &Config) -> Result<Option<BoundGossip>, StartError> {
     let (Some(address), Some(peer_address), Some(key)) =
         (config.gossip_listen, config.peer_listen, &config.cluster_key_file)
     else {
@@ -68,14 +70,14 @@ pub(super) fn bind(config: &Config) -> Result<Option<Gossip>, StartError> {
     let peers = TcpListener::bind(peer_address).map_err(StartError::at(at()))?;
     peers.set_nonblocking(true).map_err(StartError::at(at()))?;
     let peer_address = peers.local_addr().map_err(StartError::at(at()))?;
-    Ok(Some(Gossip { key, socket, address, peers, peer_address }))
+    Ok(Some(BoundGossip { key, socket, address, peers, peer_address }))
 }
 
 fn is_open_to_all(file: &Path) -> bool {
     std::fs::metadata(file).is_ok_and(|file| file.permissions().mode() & 0o004 != 0)
 }
 
-impl Gossip {
+impl BoundGossip {
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -84,7 +86,7 @@ impl Gossip {
         self.peer_address
     }
 
-    /// The same on every node, so that any of them knows the connections of all.
+    /// Connection keys derived from the cluster key: any node opens those of all.
     pub(super) fn connection_keys(&self) -> ConnectionKeys {
         let mut secrets = self.key.derive("connection keys", b"");
         let first = secrets.next().expect("a cluster key has a line");
@@ -101,33 +103,33 @@ impl Gossip {
         ))
     }
 
-    /// Takes what other nodes send from now on, and is ready to send to them. To be called before clients are served.
+    /// Starts to receive from peers, and prepares to send to them. To be called before clients are served.
     pub(super) fn route(
         &self,
         config: &Config,
         hub: &Arc<Hub>,
         node_id: &Arc<str>,
-        local: OfNode,
+        local: NodeServices,
         connections: &Arc<TenantConnections>,
         tasks: &Arc<Tasks>,
     ) -> Result<Arc<Routing>, StartError> {
         let tls = self.tls(config, local.clock.now_ms())?;
         let own = Peer { node_id: Arc::clone(node_id), incarnation: hub.incarnation() };
-        let kept = nodes::read(&config.data_dir, local.clock.line_ms())
-            .map_err(StartError::in_data(&config.data_dir.join(nodes::FILE)))?;
+        let kept = seen_peers::read(&config.data_dir, local.clock.line_ms())
+            .map_err(StartError::in_data(&config.data_dir.join(seen_peers::FILE)))?;
         let routing = Routing::new(hub, node_id, kept, tasks);
         local.others.know(&routing);
         let is_shared = local.store.is_shared();
         routing.set_local(Arc::new(local));
-        routing.count_tenants(Arc::clone(connections) as Arc<dyn Seats>);
+        routing.count_tenants(Arc::clone(connections) as Arc<dyn LocalTenantCounts>);
         let inbound = Arc::clone(&routing) as Arc<dyn Inbound>;
-        let of_links = links_apart(tasks, thread_count(config))
+        let of_links = link_runtime(tasks, thread_count(config))
             .map_err(StartError::at("cannot start threads for peers"))?;
         let (of_links, runtime) = of_links;
         for threads in [&**tasks, &of_links] {
-            threads.spawn("pulse", OnStop::Cancel, pulse::beats());
+            threads.spawn("pulse", OnStop::Cancel, stall_detector::keep_beating());
         }
-        let links = Links::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
+        let links = GrpcPeerLinks::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));
         let listener = self.peers.try_clone().map_err(at())?;
         let listener = {
@@ -143,69 +145,69 @@ impl Gossip {
     }
 }
 
-/// Peers have a thread of their own, and one more for each four that serve clients beyond the first four: what is on its way from one
-/// thread to another wakes both.
-fn links_apart(tasks: &Tasks, threads: usize) -> io::Result<(Tasks, Handle)> {
+/// The runtime of peer streams: one thread, and one more for every four client threads beyond the first four. Separate, because passing
+/// data between threads wakes both.
+fn link_runtime(tasks: &Tasks, threads: usize) -> io::Result<(Tasks, Handle)> {
     let mut builder = Builder::new_multi_thread();
     let runtime = builder
         .worker_threads(threads.div_ceil(4))
         .thread_name("links")
-        .on_thread_unpark(pulse::pass)
+        .on_thread_unpark(stall_detector::halt_if_stalled)
         .enable_all()
         .build()?;
     let (handle, stopping) = (runtime.handle().clone(), tasks.stopping());
-    let runtime = Unwaited(Some(runtime));
+    let runtime = BackgroundRuntime(Some(runtime));
     tasks.spawn_thread("links", move || {
         runtime.0.iter().for_each(|runtime| runtime.block_on(stopping.cancelled()));
     })?;
     Ok((tasks.on(handle.clone()), handle))
 }
 
-/// Ends without waiting, which is allowed anywhere.
-struct Unwaited(Option<Runtime>);
+/// A runtime that ends without waiting, which is allowed in any thread.
+struct BackgroundRuntime(Option<Runtime>);
 
-impl Drop for Unwaited {
+impl Drop for BackgroundRuntime {
     fn drop(&mut self) {
         self.0.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
-/// What other nodes may ask for.
-pub(super) struct OfNode {
+/// Services of this node for its peers.
+pub(super) struct NodeServices {
     shards: Arc<Shards>,
     files: Arc<ClientFiles>,
     store: Arc<dyn HistoryStore>,
     auth: Arc<Authenticator>,
     accounts: Arc<Accounts>,
     clock: Clock,
-    nodes: Arc<Keeper>,
-    /// Who is to know of the others.
-    others: Others,
+    nodes: Arc<SeenPeersWriter>,
+    /// Routing of this node, once it is known.
+    others: RoutingCell,
     queues: Option<Queues>,
-    /// Of messages that others published.
+    /// Counter of forgotten ids of messages that peers published.
     ids_forgotten: metrics::Counter,
 }
 
-impl OfNode {
+impl NodeServices {
     pub(super) fn new(
         config: &Config,
         (shards, files): (&Arc<Shards>, &Arc<ClientFiles>),
         store: &Arc<dyn HistoryStore>,
         (auth, accounts): (&Arc<Authenticator>, &Arc<Accounts>),
         clock: &Clock,
-        (others, queues): (Others, &Option<Queues>),
+        (others, queues): (RoutingCell, &Option<Queues>),
     ) -> Self {
         let (queues, files) = (queues.clone(), Arc::clone(files));
         let (shards, store, auth) = (Arc::clone(shards), Arc::clone(store), Arc::clone(auth));
         let (accounts, clock) = (Arc::clone(accounts), clock.clone());
-        let nodes = Arc::new(Keeper::new(&config.data_dir));
+        let nodes = Arc::new(SeenPeersWriter::new(&config.data_dir));
         let ids_forgotten = metrics::counter!("fanfare_ids_forgotten_total");
         Self { shards, files, store, auth, accounts, clock, nodes, others, queues, ids_forgotten }
     }
 }
 
-impl Local for OfNode {
-    fn close_client(&self, account: AccountId, client_id: ClientId) -> Later<Option<u64>> {
+impl LocalNode for NodeServices {
+    fn close_client(&self, account: AccountId, client_id: ClientId) -> NodeFuture<Option<u64>> {
         let shards = Arc::clone(&self.shards);
         Box::pin(async move { shards.close_client(&account, &client_id).await })
     }
@@ -215,7 +217,7 @@ impl Local for OfNode {
         takes_more.then(|| self.shards.connection_count() as u64)
     }
 
-    fn attached(&self, keys: Vec<ChannelKey>) -> Later<Option<Vec<AttachedCount>>> {
+    fn attached(&self, keys: Vec<ChannelKey>) -> NodeFuture<Option<Vec<AttachedCount>>> {
         let shards = Arc::clone(&self.shards);
         Box::pin(async move { shards.attached(keys.into()).await })
     }
@@ -224,19 +226,19 @@ impl Local for OfNode {
         self.clock.now_ms()
     }
 
-    fn claim_nonce(&self, nonce: Nonce) -> Later<Option<bool>> {
+    fn claim_nonce(&self, nonce: Nonce) -> NodeFuture<Option<bool>> {
         of_store("a nonce of a peer was not stored", self.store.claim_nonce(nonce))
     }
 
-    fn nonces(&self, after: Option<Box<[u8]>>) -> Later<Option<NoncePage>> {
+    fn nonces(&self, after: Option<Box<[u8]>>) -> NodeFuture<Option<NoncePage>> {
         of_store("the nonces could not be read", self.store.nonces(after))
     }
 
-    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> Later<Option<()>> {
+    fn keep_nonces(&self, nonces: Vec<ClaimedNonce>) -> NodeFuture<Option<()>> {
         of_store("the nonces of a peer were not stored", self.store.keep_nonces(nonces))
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>) -> Later<Option<Vec<Option<Stamp>>>> {
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>) -> NodeFuture<Option<Vec<Option<Stamp>>>> {
         let (answer, found) = tokio::sync::oneshot::channel();
         self.store.find_ids(scope, ids, Box::new(move |found| drop(answer.send(found.ok()))));
         Box::pin(async move { found.await.ok().flatten() })
@@ -248,7 +250,7 @@ impl Local for OfNode {
         self.store.keep_ids(scope, ids, Box::new(kept));
     }
 
-    fn revoke(&self, revocations: Vec<Revocation>) -> Later<Option<()>> {
+    fn revoke(&self, revocations: Vec<Revocation>) -> NodeFuture<Option<()>> {
         let new = match self.auth.take_revocations(revocations) {
             Ok(new) => new,
             Err(error) => {
@@ -256,7 +258,7 @@ impl Local for OfNode {
                 return Box::pin(std::future::ready(None));
             }
         };
-        // Where the store is shared, whoever revoked it has stored it for all.
+        // In a shared store, the revoking node has stored it for all.
         let store = (!self.store.is_shared()).then_some(&self.store);
         let stored: Vec<_> = store
             .into_iter()
@@ -273,7 +275,7 @@ impl Local for OfNode {
         self.auth.revocations()
     }
 
-    fn queues_changed(&self) -> Later<Option<()>> {
+    fn queues_changed(&self) -> NodeFuture<Option<()>> {
         let Some(queues) = self.queues.clone() else { return Box::pin(std::future::ready(Some(()))) };
         of_store("the queues in the store were not read", Box::pin(async move { queues.refresh().await }))
     }
@@ -282,21 +284,22 @@ impl Local for OfNode {
         self.store.is_shared()
     }
 
-    fn settled(&self) -> Later<Option<()>> {
-        // Whoever asks is to find there which channels keep history here.
-        let is_told = self.store.told_policies() == Some(self.accounts.current().history_policies());
-        match self.store.is_shared() && is_told {
-            true => of_store("the store is not settled", self.store.settled()),
+    fn settled(&self) -> NodeFuture<Option<()>> {
+        // The asking node must find in the store which channels keep history here.
+        let is_announced =
+            self.store.announced_policies() == Some(self.accounts.current().history_policies());
+        match self.store.is_shared() && is_announced {
+            true => of_store("the store is not settled", self.store.flush()),
             false => Box::pin(std::future::ready(None)),
         }
     }
 
-    fn stored(&self, behind: Behind) -> Later<Option<Vec<ForwardedParts>>> {
+    fn stored(&self, behind: StoreBackfillQuery) -> NodeFuture<Option<Vec<ForwardedParts>>> {
         let (store, accounts) = (Arc::clone(&self.store), Arc::clone(&self.accounts));
-        Box::pin(stored::stored(store, accounts, self.clock.clone(), behind))
+        Box::pin(store_backfill::read_backfill(store, accounts, self.clock.clone(), behind))
     }
 
-    fn keep_nodes(&self, nodes: KeptNodes) -> Later<()> {
+    fn keep_nodes(&self, nodes: KeptNodes) -> NodeFuture<()> {
         let (keeper, turn, now_ms) = (Arc::clone(&self.nodes), self.nodes.turn(), self.clock.line_ms());
         Box::pin(async move {
             let written = tokio::task::spawn_blocking(move || keeper.write(turn, &nodes, now_ms)).await;
@@ -310,34 +313,34 @@ impl Local for OfNode {
 fn of_store<T: Send + 'static>(
     failing: &'static str,
     answer: BoxFuture<'static, Result<T, StoreError>>,
-) -> Later<Option<T>> {
+) -> NodeFuture<Option<T>> {
     let tell = move |error: &StoreError| match error {
-        // Others may not have heard yet that this node stops.
+        // Peers may not have heard yet that this node stops.
         StoreError::ShutDown => tracing::debug!(%error, "{failing}"),
         error => tracing::warn!(%error, "{failing}"),
     };
     Box::pin(async move { answer.await.inspect_err(tell).ok() })
 }
 
-/// Gives the others what only this node may know, as far as the time reaches.
-pub(super) async fn hand_over(routing: Option<&Arc<Routing>>, wait: Duration) {
+/// Hands messages that only this node may have to the peers, as far as the time allows.
+pub(super) async fn hand_off(routing: Option<&Arc<Routing>>, wait: Duration) {
     let Some(routing) = routing else { return };
     let until = tokio::time::Instant::now() + wait;
     if tokio::time::timeout_at(until, routing.hand_nonces_over()).await.is_err() {
         tracing::warn!("not all nonces were handed over");
     }
-    // The channels of clients that stayed to the end. What is left of them is told with the goodbye.
-    tokio::time::timeout_at(until, routing.hand_over()).await.ok();
+    // Channels of the clients that stayed to the end. The rest is announced with the goodbye.
+    tokio::time::timeout_at(until, routing.hand_off_channels()).await.ok();
 }
 
-/// Tells the others that nothing follows: over the links, and by gossip whoever comes later.
+/// Announces the end: to the peers over their streams, and by gossip to later nodes.
 pub(super) async fn say_goodbye(
     routing: Option<&Arc<Routing>>,
     membership: Option<&Membership>,
     wait: Duration,
 ) {
     let (Some(routing), Some(membership)) = (routing, membership) else { return };
-    // Those too that have left just now: they may not have heard yet that what they said has come.
+    // Including peers that have just left: they may not have heard yet that their announcements arrived.
     let is_alone = routing.is_alone();
     routing.say_goodbye(wait).await;
     membership.update(|facts| facts.left = true);
@@ -346,8 +349,8 @@ pub(super) async fn say_goodbye(
     }
 }
 
-impl Seats for TenantConnections {
-    fn changed(&self) -> Later<()> {
+impl LocalTenantCounts for TenantConnections {
+    fn changed(&self) -> NodeFuture<()> {
         Box::pin(self.changed())
     }
 
@@ -359,16 +362,16 @@ impl Seats for TenantConnections {
         self.here()
     }
 
-    fn set_elsewhere(&self, counts: Vec<(Arc<str>, u64)>) {
-        self.set_elsewhere(counts);
+    fn set_remote(&self, counts: Vec<(Arc<str>, u64)>) {
+        self.set_other_nodes(counts);
     }
 }
 
-/// Whether the node has met the others: it knows what each wants, or nobody answered for a while, or it has nobody to ask.
-/// Once it has, it stays so.
-pub(super) type HasMet = Arc<dyn Fn() -> bool + Send + Sync>;
+/// Whether the node has met its peers: it has their interest, or none has answered for a while, or it has no seeds. Once true, it stays
+/// true.
+pub(super) type HasMetPeers = Arc<dyn Fn() -> bool + Send + Sync>;
 
-pub(super) fn has_met(config: &Config, routing: Option<&Arc<Routing>>) -> HasMet {
+pub(super) fn has_met(config: &Config, routing: Option<&Arc<Routing>>) -> HasMetPeers {
     let (routing, has_seeds) = (routing.map(Arc::clone), !config.seeds.is_empty());
     let (begun, met) = (Instant::now(), AtomicBool::new(false));
     Arc::new(move || {
@@ -380,29 +383,29 @@ pub(super) fn has_met(config: &Config, routing: Option<&Arc<Routing>>) -> HasMet
     })
 }
 
-pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&Gossip>) -> Addresses {
-    let [gossip, peer] = [Gossip::address, Gossip::peer_address].map(|of| gossip.map(of));
+pub(super) fn addresses(listen: SocketAddr, admin: SocketAddr, gossip: Option<&BoundGossip>) -> Addresses {
+    let [gossip, peer] = [BoundGossip::address, BoundGossip::peer_address].map(|of| gossip.map(of));
     Addresses { listen, admin, gossip, peer }
 }
 
-/// Joins the others, as a node that is not ready yet.
+/// Joins the cluster as a node that is not ready yet.
 pub(super) fn join(
-    gossip: Option<Gossip>,
+    gossip: Option<BoundGossip>,
     config: &Config,
     node_id: &Arc<str>,
-    incarnation: u64,
+    hub: &Hub,
     listen: SocketAddr,
     routing: Option<Arc<Routing>>,
     tasks: &Tasks,
 ) -> Result<Option<Membership>, StartError> {
-    let Some(Gossip { key, socket, address, peer_address, .. }) = gossip else { return Ok(None) };
+    let Some(BoundGossip { key, socket, address, peer_address, .. }) = gossip else { return Ok(None) };
     let options = Options {
         node_id: Arc::clone(node_id),
-        incarnation,
+        incarnation: hub.incarnation(),
         socket,
         advertise: advertised(config, address)?,
         seeds: config.seeds.clone(),
-        names: Names::new(),
+        names: DnsCache::new(),
         key,
         facts: Facts {
             peer: Some(under(config, peer_address)),
@@ -415,12 +418,12 @@ pub(super) fn join(
     };
     let membership = Membership::start(options, tasks).map_err(StartError::at("cannot start gossip"))?;
     if let Some(routing) = routing {
-        tasks.spawn("peers", OnStop::Cancel, follow(routing, membership.members(), Names::new()));
+        tasks.spawn("peers", OnStop::Cancel, follow(routing, membership.members(), DnsCache::new()));
     }
     Ok(Some(membership))
 }
 
-/// As others reach what is bound to `address`.
+/// The address under which peers reach a listener bound to `address`.
 pub(super) fn under(config: &Config, address: SocketAddr) -> String {
     match &config.advertise {
         Some(host) if host.contains(':') => format!("[{host}]:{}", address.port()),
@@ -429,7 +432,7 @@ pub(super) fn under(config: &Config, address: SocketAddr) -> String {
     }
 }
 
-/// Gossip speaks of addresses, not of names: one of the family that is listened on.
+/// The advertised address in the family of the listener, as gossip carries no names.
 fn advertised(config: &Config, address: SocketAddr) -> Result<SocketAddr, StartError> {
     if config.advertise.is_none() {
         return Ok(address);

@@ -1,31 +1,33 @@
-//! The way of a node that leaves a cluster: its clients go to others, and first what they may have missed.
+//! Drain of a node that leaves a cluster: a peer takes over the messages that its clients may have missed, and the clients reconnect
+//! elsewhere.
 
 use std::time::{Duration, Instant};
 
 use crate::cluster::routing::Routing;
 use crate::edge::socket::Shards;
 
-/// What the last client that was asked to go gets, of the time in which all are.
+/// Time left for the last of the asked clients, out of the time for all.
 const LAST: Duration = Duration::from_millis(1_500);
-/// How often it is looked for who has gone.
+/// Interval of the check for clients that have left.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Behind the clients: nonces, leaves, the outbox, counts, the store, the goodbye, and the last tasks.
+/// Steps after the clients: nonces, leaves, the outbox, counts, the store, the goodbye, and the last tasks.
 const STEPS: u32 = 7;
-/// What each of them has, also where others have hung.
+/// Minimal time of each step, even after others have hung.
 const STEP_MIN: Duration = Duration::from_millis(200);
-/// Of the time for a stop, what is kept for the steps: a tenth, no less than they need and no more than this or half of it.
+/// Maximal time reserved for the steps. The reserve is a tenth of the stop time, at least what the steps need, and at most this or half of
+/// the stop time.
 const STEPS_MAX: Duration = Duration::from_secs(3);
 
 /// The time that a stop may take.
-pub(super) struct Time {
+pub(super) struct StopTime {
     begun: Instant,
     timeout: Duration,
-    /// Those to come.
+    /// Number of steps to come.
     steps: u32,
 }
 
-impl Time {
+impl StopTime {
     pub(super) fn begin(timeout: Duration) -> Self {
         Self { begun: Instant::now(), timeout, steps: STEPS }
     }
@@ -34,18 +36,18 @@ impl Time {
         self.timeout.saturating_sub(self.begun.elapsed())
     }
 
-    /// What is left until so many fifths of it are over.
+    /// Time left until so many fifths of the stop time are over.
     fn until_fifths(&self, fifths: u32) -> Duration {
         (self.timeout / 5 * fifths).saturating_sub(self.begun.elapsed())
     }
 
-    /// What clients have from now on.
+    /// Time left for clients.
     pub(super) fn for_clients(&self) -> Duration {
         let of_steps = (self.timeout / 10).clamp(STEP_MIN * STEPS, STEPS_MAX).min(self.timeout / 2);
         self.left().saturating_sub(of_steps)
     }
 
-    /// What the next step has: half of what is left, so that one that hangs does not take it from all others.
+    /// Time for the next step: half of the rest, so that a step that hangs leaves time to the others.
     pub(super) fn for_step(&mut self) -> Duration {
         self.steps = self.steps.saturating_sub(1);
         let left = self.left();
@@ -53,27 +55,27 @@ impl Time {
     }
 }
 
-/// Asks all clients to come back elsewhere, over three fifths of the time for a drain, while another node takes over what they
-/// may have missed. Does nothing where there is no other node.
-pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Time) {
+/// Asks all clients to reconnect elsewhere, over three fifths of the stop time, while a peer takes over the messages that they may have
+/// missed. Does nothing without peers.
+pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &StopTime) {
     if !routing.begin_to_leave() {
         return;
     }
     let left = time.until_fifths(3);
-    shards.ask_all_to_leave(left.saturating_sub(LAST));
+    shards.ask_all_to_reconnect(left.saturating_sub(LAST));
     let gone = async {
         while shards.connection_count() > 0 {
             tokio::time::sleep(LOOK).await;
         }
     };
-    if tokio::time::timeout(left, async { tokio::join!(routing.hand_over(), gone) }).await.is_err() {
+    if tokio::time::timeout(left, async { tokio::join!(routing.hand_off_channels(), gone) }).await.is_err() {
         tracing::warn!(
             connections = shards.connection_count(),
             "not all clients have gone elsewhere in time"
         );
     }
-    // What somebody attached to, or a node had that has ended since.
-    if tokio::time::timeout(time.until_fifths(4), routing.hand_over()).await.is_err() {
+    // Channels attached to since, and those taken over from a node that has ended since.
+    if tokio::time::timeout(time.until_fifths(4), routing.hand_off_channels()).await.is_err() {
         tracing::warn!("not all channels were taken over in time");
     }
 }
@@ -82,15 +84,15 @@ pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Time
 mod tests {
     use super::*;
 
-    /// Tests that are held up for so long do not fail.
+    /// Tolerance of the tests for delays.
     const SLACK: Duration = Duration::from_millis(900);
 
-    fn begin(timeout_ms: u64) -> Time {
-        Time::begin(Duration::from_millis(timeout_ms))
+    fn begin(timeout_ms: u64) -> StopTime {
+        StopTime::begin(Duration::from_millis(timeout_ms))
     }
 
-    /// As if so much time had passed.
-    fn pass(time: &mut Time, passed: Duration) -> Duration {
+    /// Simulates the passing of time.
+    fn pass(time: &mut StopTime, passed: Duration) -> Duration {
         time.begun -= passed;
         passed
     }

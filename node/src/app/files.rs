@@ -1,4 +1,4 @@
-//! What a running node keeps in its data folder: its id, and the addresses it has bound.
+//! Files of a running node in its data folder: its id, and its bound addresses.
 
 use std::io;
 use std::path::Path;
@@ -7,43 +7,44 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::Addresses;
+use super::{Addresses, StartError};
 use crate::auth::ConnectionKeys;
 use crate::config::Config;
 use crate::data_file;
 
 const NODE_ID: &str = "node-id";
 
-/// As configured, else the host's name, else random and kept in `<data-dir>/node-id`.
-pub(super) fn node_id(config: &Config) -> io::Result<Arc<str>> {
+/// The node id: as configured, else the host's name, else random and kept in `<data-dir>/node-id`.
+pub(super) fn node_id(config: &Config) -> Result<Arc<str>, StartError> {
     if let Some(node_id) = known_node_id(config) {
         return Ok(node_id.into());
     }
     let node_id = URL_SAFE_NO_PAD.encode(crate::model::random_bytes::<9>());
-    data_file::write_private(&config.data_dir.join(NODE_ID), node_id.as_bytes())?;
+    let file = config.data_dir.join(NODE_ID);
+    data_file::write_private(&file, node_id.as_bytes()).map_err(StartError::in_data(&file))?;
     Ok(node_id.into())
 }
 
-/// The same; none where it is yet to be made.
+/// The node id, or none if it has not been generated yet.
 pub(super) fn known_node_id(config: &Config) -> Option<String> {
     let kept = || std::fs::read_to_string(config.data_dir.join(NODE_ID)).ok();
     let kept = || kept().map(|node_id| node_id.trim().to_owned()).filter(|node_id| !node_id.is_empty());
     config.node_id.clone().or_else(host_name).or_else(kept)
 }
 
-/// That of the node which ran in the data folder last, unless the configuration names one.
+/// The configured id, else that of the last node that ran in the data folder.
 pub(super) fn last_node_id(config: &Config) -> Option<String> {
     #[derive(serde::Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Last {
+    struct LastNodeFile {
         node_id: String,
     }
-    let told = || std::fs::read(crate::config::node_file(&config.data_dir)).ok();
-    let last = || Some(serde_json::from_slice::<Last>(&told()?).ok()?.node_id);
+    let last_file = || std::fs::read(crate::config::node_file(&config.data_dir)).ok();
+    let last = || Some(serde_json::from_slice::<LastNodeFile>(&last_file()?).ok()?.node_id);
     config.node_id.clone().or_else(last).or_else(|| known_node_id(config))
 }
 
-/// Under which connection keys are sealed: kept in `<data-dir>/connection-key`, so that they outlive a restart.
+/// The secret that seals connection keys, kept in `<data-dir>/connection-key` so that they outlive a restart.
 pub(super) fn connection_keys(data_dir: &Path) -> io::Result<ConnectionKeys> {
     let file = data_dir.join("connection-key");
     let kept = match std::fs::read(&file) {
@@ -68,7 +69,8 @@ fn host_name() -> Option<String> {
     (!name.is_empty() && name != "(none)" && name != "localhost").then(|| name.to_owned())
 }
 
-/// Written whole: a reader sees the former file or this one. `tls` is there when clients must speak it.
+/// Writes the node file atomically: a reader sees the former content or this one. `tls` is set when clients must use
+/// TLS.
 pub(super) fn write_node_file(file: &Path, node_id: &str, addresses: Addresses, tls: bool) -> io::Result<()> {
     let mut text = serde_json::json!({
         "nodeId": node_id,

@@ -1,4 +1,4 @@
-//! What operators ask of a running node, over the admin listener.
+//! Operator requests to a running node, over the admin listener.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,49 +8,49 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::backup::OwnBackups;
-use super::cluster::{self, HasMet};
-use super::outbox::OwnOutbox;
+use super::backup::NodeBackups;
+use super::cluster::{self, HasMetPeers};
+use super::outbox::NodeOutbox;
 use super::{Addresses, clock, rebalance};
 use crate::cluster::link;
-use crate::cluster::membership::{Facts, Member, Members, Membership, State};
+use crate::cluster::membership::{ClusterMember, ClusterMembers, Facts, LivenessState, Membership};
 use crate::cluster::routing::Routing;
 use crate::config::Config;
 use crate::edge::admin::{
     AdminState, AdminToken, Degradation, MemberState, MemberView, MembersView, NodeView, Readiness,
-    Rebalanced,
+    RebalanceReport,
 };
 use crate::edge::files::ClientFiles;
-use crate::edge::memory::Memory;
+use crate::edge::memory::MemoryMonitor;
 use crate::edge::socket::Shards;
 use crate::model::Clock;
 use crate::origin::history::HistoryStore;
 use crate::origin::queues::Queues;
 use crate::tasks::{OnStop, Tasks};
 
-/// How often it is looked whether the node has met the others.
+/// Interval of the check whether the node has met its peers.
 const READY_LOOK: Duration = Duration::from_millis(100);
 
-/// What they are told, and what they have asked for.
+/// State that operators read, and their requests.
 pub(super) struct Operators {
     store: Arc<dyn HistoryStore>,
     clock: Clock,
     files: Arc<ClientFiles>,
-    outbox: Arc<OwnOutbox>,
-    has_met: HasMet,
+    outbox: Arc<NodeOutbox>,
+    has_met: HasMetPeers,
     routing: Option<Arc<Routing>>,
     shards: Arc<Shards>,
-    backups: OwnBackups,
+    backups: NodeBackups,
     draining: AtomicBool,
     drain_asked: CancellationToken,
-    /// Once the node is up.
-    known: OnceLock<Known>,
+    /// Set once the node is up.
+    known: OnceLock<NodeAndMembers>,
 }
 
-struct Known {
+struct NodeAndMembers {
     node: NodeView,
-    /// None for a node that is alone.
-    members: Option<watch::Receiver<Arc<Members>>>,
+    /// Membership; none for a single node.
+    members: Option<watch::Receiver<Arc<ClusterMembers>>>,
 }
 
 impl Operators {
@@ -58,7 +58,7 @@ impl Operators {
         config: &Config,
         store: &Arc<dyn HistoryStore>,
         clock: &Clock,
-        (files, outbox): (&Arc<ClientFiles>, &Arc<OwnOutbox>),
+        (files, outbox): (&Arc<ClientFiles>, &Arc<NodeOutbox>),
         routing: Option<&Arc<Routing>>,
         shards: &Arc<Shards>,
     ) -> Arc<Self> {
@@ -70,14 +70,14 @@ impl Operators {
             has_met: cluster::has_met(config, routing),
             routing: routing.map(Arc::clone),
             shards: Arc::clone(shards),
-            backups: OwnBackups::new(config, store, outbox, clock),
+            backups: NodeBackups::new(config, store, outbox, clock),
             draining: AtomicBool::new(false),
             drain_asked: CancellationToken::new(),
             known: OnceLock::new(),
         })
     }
 
-    pub(super) fn met(&self) -> HasMet {
+    pub(super) fn met(&self) -> HasMetPeers {
         Arc::clone(&self.has_met)
     }
 
@@ -110,7 +110,7 @@ impl Operators {
         }
     }
 
-    /// The node is up.
+    /// Starts to answer operators, once the node is up.
     pub(super) fn begin(
         self: &Arc<Self>,
         config: &Config,
@@ -150,11 +150,11 @@ impl Operators {
             ..Facts::default()
         };
         let node = view(node_id, incarnation, gossip.map(reached), &facts);
-        self.known.set(Known { node, members: membership.map(Membership::members) }).ok();
+        self.known.set(NodeAndMembers { node, members: membership.map(Membership::members) }).ok();
     }
 
-    /// Asks connections to go to nodes that have fewer.
-    async fn rebalance(&self) -> Rebalanced {
+    /// Asks connections to reconnect to nodes that have fewer.
+    async fn rebalance(&self) -> RebalanceReport {
         rebalance::rebalance(self.routing.as_deref(), &self.shards).await
     }
 
@@ -162,7 +162,7 @@ impl Operators {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// Who is told of it sees a node that is not ready.
+    /// Requests a drain; the node is not ready by the time the waiter learns of it.
     fn ask_drain(&self) {
         self.set_draining();
         self.drain_asked.cancel();
@@ -185,7 +185,7 @@ impl Operators {
         }
     }
 
-    pub(super) fn memory(&self) -> Arc<Memory> {
+    pub(super) fn memory(&self) -> Arc<MemoryMonitor> {
         Arc::clone(self.files.memory())
     }
 
@@ -202,33 +202,33 @@ impl Operators {
 
     /// Sets the gauges; to be called every few seconds.
     pub(super) fn tell(&self) {
-        self.files.tell();
-        Degradation::tell(&self.degradations());
+        self.files.set_gauges();
+        Degradation::set_gauges(&self.degradations());
         self.tell_waiting();
     }
 
-    /// Sets the gauges of what waits within the node, which are asked for as they are at this moment.
+    /// Sets the gauges of waiting work, which are computed at each scrape.
     fn tell_waiting(&self) {
         let is_draining = self.draining.load(Ordering::Relaxed);
         let to_move = if is_draining { self.shards.connection_count() } else { 0 };
         metrics::gauge!("fanfare_draining").set(u8::from(is_draining));
         metrics::gauge!("fanfare_drain_connections").set(to_move as f64);
-        self.shards.tell_waiting();
+        self.shards.set_gauges();
         let queued = self.store.queued();
         metrics::gauge!("fanfare_store_queue_rows").set(queued.rows as f64);
         metrics::gauge!("fanfare_store_queue_bytes").set(queued.bytes as f64);
         if let Some(routing) = &self.routing {
-            routing.tell_lag();
+            routing.report_lag();
         }
     }
 
-    /// Empty while the node starts.
+    /// The node id; empty while the node starts.
     fn node_id(&self) -> String {
         self.known.get().map(|known| known.node.node_id.clone()).unwrap_or_default()
     }
 
     fn members(&self) -> Option<MembersView> {
-        let Known { node, members } = self.known.get()?;
+        let NodeAndMembers { node, members } = self.known.get()?;
         let readiness = self.readiness();
         let node = NodeView {
             ready: matches!(readiness, Readiness::Ready | Readiness::Degraded(_)),
@@ -240,14 +240,15 @@ impl Operators {
         Some(MembersView { node, members: others.map(|member| self.member(member)).collect() })
     }
 
-    fn member(&self, member: &Member) -> MemberView {
-        let Member { node_id, incarnation, gossip, facts, state, .. } = member;
-        let known = self.routing.as_ref().map(|routing| routing.known_of(*incarnation)).unwrap_or_default();
+    fn member(&self, member: &ClusterMember) -> MemberView {
+        let ClusterMember { node_id, incarnation, gossip, facts, state, .. } = member;
+        let known =
+            self.routing.as_ref().map(|routing| routing.peer_status(*incarnation)).unwrap_or_default();
         let state = match state {
             _ if known.has_left || member.has_left() => MemberState::Left,
-            State::Alive => MemberState::Alive,
-            State::Suspect => MemberState::Suspect,
-            State::Dead => MemberState::Dead,
+            LivenessState::Alive => MemberState::Alive,
+            LivenessState::Suspect => MemberState::Suspect,
+            LivenessState::Down => MemberState::Dead,
         };
         let is_there = matches!(state, MemberState::Alive | MemberState::Suspect);
         let node = view(node_id, *incarnation, Some(gossip.to_string()), facts);
@@ -260,7 +261,7 @@ impl Operators {
     }
 }
 
-/// Tells the others once the node has met them.
+/// Announces readiness once the node has met its peers.
 async fn tell_ready(has_met: impl Fn() -> bool, facts: &watch::Sender<Facts>) {
     while !has_met() {
         tokio::time::sleep(READY_LOOK).await;
@@ -290,18 +291,18 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn others_are_told_that_the_node_is_ready_when_it_has_met_them() {
+    async fn node_reports_ready_once_it_has_met_its_peers() {
         for draining in [false, true] {
             let facts = Facts { draining, ..Facts::default() };
-            let (facts, told) = watch::channel(facts);
+            let (facts, receiver) = watch::channel(facts);
             let looks = std::cell::Cell::new(0);
             let has_met = || {
-                assert!(!told.borrow().ready);
+                assert!(!receiver.borrow().ready);
                 looks.set(looks.get() + 1);
                 looks.get() > 2
             };
             tell_ready(has_met, &facts).await;
-            assert_eq!(told.borrow().ready, !draining);
+            assert_eq!(receiver.borrow().ready, !draining);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The outbox of the node, opened when the directory has something to send to.
+//! The outbox of the node, opened when the directory has a target to send to.
 
 use std::future::ready;
 use std::path::PathBuf;
@@ -6,70 +6,80 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::{StartError, queues};
-use crate::accounts::{Account, Accounts, Target, development};
+use crate::accounts::{Account, Accounts, IntegrationTarget, development};
 use crate::config::Config;
 use crate::model::{AllowRule, Clock, Limits};
 use crate::origin::history::{BoxFuture, StoreError};
-use crate::origin::outbox::{Outbox, Transport};
+use crate::origin::outbox::{EventOutbox, TargetTransport};
 use crate::origin::queues::Queues;
-use crate::origin::targets::{Aws, Brokers, Clients, Delivery, Endpoint, Outcome, Webhooks};
+use crate::origin::targets::{
+    AmqpBrokers, AwsClient, DeliveryOutcome, TargetClients, TargetDelivery, TargetEndpoint, Webhooks,
+};
 use crate::publish::Publisher;
 use crate::tasks::{OnStop, Tasks};
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// How often the directory is looked at for a first integration.
+/// Interval of the check for a first integration.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often the depths are measured.
+/// Interval of the depth measurement.
 const MEASURE: Duration = Duration::from_secs(5);
 
-/// Sends to targets of all kinds.
-struct Senders {
+/// Senders for targets of all kinds.
+struct TargetSenders {
     webhooks: Webhooks,
-    aws: Aws,
-    brokers: Brokers,
+    aws: AwsClient,
+    brokers: AmqpBrokers,
     queues: Option<Queues>,
 }
 
-impl Transport for Senders {
-    fn send<'a>(&'a self, endpoint: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+impl TargetTransport for TargetSenders {
+    fn send<'a>(
+        &'a self,
+        endpoint: &'a TargetEndpoint,
+        delivery: &'a TargetDelivery,
+    ) -> BoxFuture<'a, DeliveryOutcome> {
         match (endpoint, &self.queues) {
-            (Endpoint::Integration(Target::Webhook(webhook)), _) => {
+            (TargetEndpoint::Integration(IntegrationTarget::Webhook(webhook)), _) => {
                 Box::pin(self.webhooks.send(webhook, delivery))
             }
-            (Endpoint::Integration(Target::Amqp(amqp)), _) => Box::pin(self.brokers.send(amqp, delivery)),
-            (Endpoint::Integration(Target::Lambda(function)), _) => {
+            (TargetEndpoint::Integration(IntegrationTarget::Amqp(amqp)), _) => {
+                Box::pin(self.brokers.send(amqp, delivery))
+            }
+            (TargetEndpoint::Integration(IntegrationTarget::Lambda(function)), _) => {
                 Box::pin(self.aws.invoke(function, delivery))
             }
-            (Endpoint::Integration(Target::Sns(topic)), _) => Box::pin(self.aws.publish(topic, delivery)),
-            (Endpoint::Queue(queue), Some(queues)) => Box::pin(queues.send(queue, delivery)),
-            (Endpoint::Queue(_), None) => {
+            (TargetEndpoint::Integration(IntegrationTarget::Sns(topic)), _) => {
+                Box::pin(self.aws.publish(topic, delivery))
+            }
+            (TargetEndpoint::Queue(queue), Some(queues)) => Box::pin(queues.send(queue, delivery)),
+            (TargetEndpoint::Queue(_), None) => {
                 let reason = "this node has no broker for queues".to_owned();
-                Box::pin(ready(Outcome::Retry { reason, after: None }))
+                Box::pin(ready(DeliveryOutcome::Retry { reason, after: None }))
             }
         }
     }
 }
 
-/// To targets of all kinds.
+/// The transport to targets of all kinds.
 pub(super) fn transport(
     webhook_allow: &[AllowRule],
     node_id: &Arc<str>,
     queues: Option<&Queues>,
-) -> Result<Arc<dyn Transport>, StoreError> {
-    let clients = Clients::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
+) -> Result<Arc<dyn TargetTransport>, StoreError> {
+    let clients = TargetClients::new(webhook_allow).map_err(|error| StoreError::Failed(error.to_string()))?;
     let clients = Arc::new(clients);
-    let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), Aws::new(clients));
-    let brokers = queues.and_then(Queues::brokers).cloned().unwrap_or_else(|| Brokers::new(node_id));
-    Ok(Arc::new(Senders { webhooks, aws, brokers, queues: queues.cloned() }))
+    let (webhooks, aws) = (Webhooks::new(Arc::clone(&clients)), AwsClient::new(clients));
+    let brokers = queues.and_then(Queues::brokers).cloned().unwrap_or_else(|| AmqpBrokers::new(node_id));
+    Ok(Arc::new(TargetSenders { webhooks, aws, brokers, queues: queues.cloned() }))
 }
 
-/// In the data folder.
+/// The outbox folder in the data folder.
 pub(super) fn folder(config: &Config) -> PathBuf {
     config.data_dir.join("outbox")
 }
 
-/// The outbox, from when it is open on.
-pub(super) struct OwnOutbox {
+/// The outbox, once it is open.
+pub(super) struct NodeOutbox {
     folder: PathBuf,
     limits: Limits,
     clock: Clock,
@@ -78,12 +88,12 @@ pub(super) struct OwnOutbox {
     queues: Option<Queues>,
     publisher: Publisher,
     webhook_allow: Vec<AllowRule>,
-    opened: OnceLock<Outbox>,
+    opened: OnceLock<EventOutbox>,
     tasks: Arc<Tasks>,
 }
 
-impl OwnOutbox {
-    /// Opens the outbox if the node has queues, the directory has an integration that is sent to, or the folder is there.
+impl NodeOutbox {
+    /// Opens the outbox if the node has queues, the directory has an enabled integration, or the folder exists.
     pub(super) async fn open(
         config: &Config,
         clock: &Clock,
@@ -127,7 +137,7 @@ impl OwnOutbox {
             let Self { folder, limits, clock, node_id, accounts, webhook_allow, queues, .. } = &*own;
             let transport = transport(webhook_allow, node_id, queues.as_ref())?;
             let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
-            Outbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)
+            EventOutbox::open(folder, limits, clock, node_id, (accounts, catalog), transport)
         });
         let outbox = opened.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())))?;
         outbox.begin(&self.tasks);
@@ -136,14 +146,14 @@ impl OwnOutbox {
         Ok(())
     }
 
-    /// Never returns: opens the outbox when the directory needs it, and measures it.
+    /// Opens the outbox when the directory needs it, and measures it; never returns.
     async fn keep_up(self: Arc<Self>) {
         while self.opened.get().is_none() {
             tokio::time::sleep(LOOK).await;
             if self.is_needed()
                 && let Err(error) = self.open_now().await
             {
-                tracing::error!(target: OFTEN, %error, "the outbox cannot be opened");
+                tracing::error!(target: RATE_LIMITED, %error, "the outbox cannot be opened");
             }
         }
         loop {
@@ -154,17 +164,17 @@ impl OwnOutbox {
         }
     }
 
-    /// None while there is nothing to send to.
-    pub(super) fn opened(&self) -> Option<Outbox> {
+    /// The outbox; none while there is no target.
+    pub(super) fn opened(&self) -> Option<EventOutbox> {
         self.opened.get().cloned()
     }
 
-    /// `Failed` while the disk does not take what is written.
+    /// The health of the outbox: `Failed` while the disk refuses writes.
     pub(super) fn health(&self) -> Result<(), StoreError> {
-        self.opened.get().map_or(Ok(()), Outbox::health)
+        self.opened.get().map_or(Ok(()), EventOutbox::health)
     }
 
-    /// Sends waiting events as far as the time reaches, and ends. The next start sends the rest.
+    /// Sends waiting events as far as the time allows, and ends. The next start sends the rest.
     pub(super) async fn stop(&self, within: Duration) {
         let Some(outbox) = self.opened.get().cloned() else { return };
         let left = outbox.drain(within).await;

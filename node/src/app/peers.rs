@@ -1,4 +1,4 @@
-//! Links to whoever is a member, and what follows from who is alive.
+//! Peer streams to the members, and the consequences of membership changes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,31 +8,32 @@ use tokio::sync::watch;
 
 use crate::cluster::inbound::Peer;
 use crate::cluster::link::PeerAddr;
-use crate::cluster::membership::{Member, Members, State};
-use crate::cluster::routing::{Routing, Standing};
-use crate::names::Names;
+use crate::cluster::membership::{ClusterMember, ClusterMembers, LivenessState};
+use crate::cluster::routing::{GossipStatus, Routing};
+use crate::dns_cache::DnsCache;
 
-/// How soon a name of a peer is looked up again.
+/// Interval of retries after a failed look-up of a peer's name.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
-/// That of one to which there is no link: it may have been found where it was before.
+/// Interval of look-ups for a peer without a stream: its address may be outdated.
 const LOOKUP_AGAIN: Duration = Duration::from_secs(5);
 
-/// Ends with the membership. Who is dead or leaves is noticed at once, whatever becomes of names.
+/// Follows the membership until it ends. Down and leaving members are handled at once, independent of DNS.
 pub(super) async fn follow(
     routing: Arc<Routing>,
-    mut members: watch::Receiver<Arc<Members>>,
-    mut names: Names,
+    mut members: watch::Receiver<Arc<ClusterMembers>>,
+    mut names: DnsCache,
 ) {
-    let mut told = HashSet::new();
+    let mut logged = HashSet::new();
     let mut again = tokio::time::interval_at(tokio::time::Instant::now() + LOOKUP_AGAIN, LOOKUP_AGAIN);
     again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let now = Arc::clone(&members.borrow_and_update());
         let named: HashSet<_> = now.0.iter().filter_map(|member| member.facts.peer.as_deref()).collect();
         names.retain(|name| named.contains(name));
-        told.retain(|name: &String| named.contains(&**name));
-        // The name of a node that is dead may be gone, too.
-        let is_there = |member: &&Member| member.state != State::Dead && !is_over(&routing, member);
+        logged.retain(|name: &String| named.contains(&**name));
+        // The name of a down node may be gone too.
+        let is_there =
+            |member: &&ClusterMember| member.state != LivenessState::Down && !has_ended(&routing, member);
         let there = || now.0.iter().filter(is_there);
         there().filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
         let mut failed = HashSet::new();
@@ -43,14 +44,14 @@ pub(super) async fn follow(
                     Ok(()) => break,
                     Err(_) => return,
                 },
-                (name, found) = names.answered() => match found {
+                (name, found) = names.next_answer() => match found {
                     Ok(()) => {
-                        told.remove(&name);
+                        logged.remove(&name);
                         tell(&routing, &now, &names);
                     }
                     Err(error) if named.contains(&*name) => {
-                        // A name that is away for long is one line, not one for each attempt.
-                        if told.insert(name.clone()) {
+                        // A lasting failure is logged once, not for each attempt.
+                        if logged.insert(name.clone()) {
                             tracing::warn!(address = name, %error, "a peer cannot be looked up");
                         }
                         failed.insert(name);
@@ -61,7 +62,7 @@ pub(super) async fn follow(
                     failed.drain().for_each(|name| names.look_up(&name));
                 }
                 _ = again.tick() => {
-                    let unlinked = there().filter(|member| !routing.known_of(member.incarnation).is_up);
+                    let unlinked = there().filter(|member| !routing.peer_status(member.incarnation).is_up);
                     unlinked.filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
                 }
             }
@@ -69,18 +70,18 @@ pub(super) async fn follow(
     }
 }
 
-/// A node that nobody hears, of which this one only knows by others: mostly it has ended before.
-fn is_over(routing: &Routing, member: &Member) -> bool {
-    let is_heard = member.state == State::Alive || member.is_elsewhere;
-    !is_heard && !routing.is_known(member.incarnation)
+/// Whether a member, known only from other nodes, has ended: no node hears it, and this one never did.
+fn has_ended(routing: &Routing, member: &ClusterMember) -> bool {
+    let is_seen = member.state == LivenessState::Alive || member.is_seen_by_others;
+    !is_seen && !routing.is_known(member.incarnation)
 }
 
-fn tell(routing: &Routing, members: &Members, names: &Names) {
+fn tell(routing: &Routing, members: &ClusterMembers, names: &DnsCache) {
     let all = || members.0.iter();
-    let peers = all().filter(|member| !is_over(routing, member)).filter_map(
-        |Member { node_id, incarnation, gossip, facts, .. }| {
-            let found = names.known(facts.peer.as_deref()?);
-            // It listens on one family, that in which it gossips.
+    let peers = all().filter(|member| !has_ended(routing, member)).filter_map(
+        |ClusterMember { node_id, incarnation, gossip, facts, .. }| {
+            let found = names.addresses(facts.peer.as_deref()?);
+            // The node listens on one family, the one of its gossip.
             let same = found.iter().find(|found| found.is_ipv4() == gossip.is_ipv4());
             let addr = same.or(found.first()).copied()?;
             let peer = Peer { node_id: Arc::clone(node_id), incarnation: *incarnation };
@@ -88,21 +89,22 @@ fn tell(routing: &Routing, members: &Members, names: &Names) {
         },
     );
     let peers = peers.collect();
-    let alive = all().filter(|member| member.state == State::Alive);
+    let alive = all().filter(|member| member.state == LivenessState::Alive);
     let survivors = alive.clone().filter(|member| !member.facts.draining);
     let ready = survivors.clone().filter(|member| member.facts.ready).map(|member| member.incarnation);
     routing.set_survivors(survivors.map(|member| member.incarnation).collect(), ready.collect());
     routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
-    let not_dead = all().filter(|member| member.state != State::Dead);
+    let not_dead = all().filter(|member| member.state != LivenessState::Down);
     routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
-    let standing = all().map(|Member { incarnation, facts, state, is_elsewhere, .. }| Standing {
-        incarnation: *incarnation,
-        is_dead: *state == State::Dead,
-        is_draining: facts.draining,
-        is_elsewhere: *is_elsewhere,
-        has_clients: facts.ready || facts.met,
-    });
-    routing.look_for_deaths(&standing.collect::<Vec<_>>());
+    let statuses =
+        all().map(|ClusterMember { incarnation, facts, state, is_seen_by_others, .. }| GossipStatus {
+            incarnation: *incarnation,
+            is_down: *state == LivenessState::Down,
+            is_draining: facts.draining,
+            is_seen_by_others: *is_seen_by_others,
+            has_clients: facts.ready || facts.met,
+        });
+    routing.update_node_failures(&statuses.collect::<Vec<_>>());
 }
 
 #[cfg(test)]
@@ -113,7 +115,7 @@ mod tests {
     use tokio::runtime::Handle;
 
     use super::*;
-    use crate::cluster::link::{Item, PeerLinks, Receipt};
+    use crate::cluster::link::{PeerAck, PeerItem, PeerLinks};
     use crate::cluster::membership::Facts;
     use crate::cluster::routing::KeptNodes;
     use crate::hub::Hub;
@@ -122,21 +124,21 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_secs(10);
 
-    /// The members that are linked to.
-    struct Links(watch::Sender<Vec<(u64, SocketAddr)>>);
+    /// Records the peers that have streams.
+    struct PeersTestLinks(watch::Sender<Vec<(u64, SocketAddr)>>);
 
-    impl PeerLinks for Links {
+    impl PeerLinks for PeersTestLinks {
         fn set_peers(&self, peers: Vec<PeerAddr>) {
             self.0.send_replace(
                 peers.iter().map(|PeerAddr { peer, addr }| (peer.incarnation, *addr)).collect(),
             );
         }
 
-        fn lanes(&self) -> usize {
+        fn stream_count(&self) -> usize {
             1
         }
 
-        fn send(&self, _: u64, _: u64, _: &Item) -> Receipt {
+        fn send(&self, _: u64, _: u64, _: &PeerItem) -> PeerAck {
             unreachable!("there are no lanes")
         }
 
@@ -145,15 +147,15 @@ mod tests {
         }
     }
 
-    fn member(incarnation: u64, peer: &str, state: State) -> Member {
-        Member {
+    fn member(incarnation: u64, peer: &str, state: LivenessState) -> ClusterMember {
+        ClusterMember {
             node_id: format!("n{incarnation}").into(),
             incarnation,
             generation: 1,
             gossip: SocketAddr::from(([127, 0, 0, 1], 1)),
             facts: Facts { peer: Some(peer.to_owned()), ready: true, ..Facts::default() },
             state,
-            is_elsewhere: false,
+            is_seen_by_others: false,
         }
     }
 
@@ -161,28 +163,28 @@ mod tests {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
-    /// A node that sees these members, and asks this resolver.
-    struct Seeing {
-        members: watch::Sender<Arc<Members>>,
+    /// A node with these members and this resolver.
+    struct PeersTestNode {
+        members: watch::Sender<Arc<ClusterMembers>>,
         links: watch::Receiver<Vec<(u64, SocketAddr)>>,
         routing: Arc<Routing>,
         _tasks: Arc<Tasks>,
     }
 
-    impl Seeing {
-        fn new(names: Names) -> Self {
-            let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
+    impl PeersTestNode {
+        fn new(names: DnsCache) -> Self {
+            let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).with_incarnation(1));
             let tasks = Arc::new(Tasks::new(Handle::current()));
             let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
             let (linked, links) = watch::channel(Vec::new());
-            routing.begin(Links(linked));
+            routing.begin(PeersTestLinks(linked));
             let (sender, members) = watch::channel(Arc::default());
             tasks.spawn("peers", OnStop::Cancel, follow(Arc::clone(&routing), members, names));
             Self { members: sender, links, routing, _tasks: tasks }
         }
 
-        fn sees(&self, members: Vec<Member>) {
-            self.members.send_replace(Arc::new(Members(members)));
+        fn sees(&self, members: Vec<ClusterMember>) {
+            self.members.send_replace(Arc::new(ClusterMembers(members)));
         }
 
         async fn is_linked_to(&mut self, expected: &[(u64, SocketAddr)], alive: usize) {
@@ -194,15 +196,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_resolver_that_hangs_does_not_hide_who_is_dead() {
-        let mut node = Seeing::new(Names::by(|_| Box::pin(std::future::pending())));
-        let named = || member(2, "a.example:1", State::Alive);
-        node.sees(vec![named(), member(3, "127.0.0.1:3", State::Alive)]);
+    async fn hanging_resolver_does_not_hide_down_peers() {
+        let mut node = PeersTestNode::new(DnsCache::with_resolver(|_| Box::pin(std::future::pending())));
+        let named = || member(2, "a.example:1", LivenessState::Alive);
+        node.sees(vec![named(), member(3, "127.0.0.1:3", LivenessState::Alive)]);
         node.is_linked_to(&[(3, at(3))], 2).await;
         node.sees(vec![
             named(),
-            member(3, "127.0.0.1:3", State::Dead),
-            member(4, "127.0.0.1:4", State::Alive),
+            member(3, "127.0.0.1:3", LivenessState::Down),
+            member(4, "127.0.0.1:4", LivenessState::Alive),
         ]);
         node.is_linked_to(&[(3, at(3)), (4, at(4))], 2).await;
         node.sees(vec![named()]);
@@ -212,11 +214,11 @@ mod tests {
     #[tokio::test]
     async fn peer_name_briefly_unresolved_keeps_address_and_is_retried() {
         static ANSWERS: Mutex<Vec<u16>> = Mutex::new(Vec::new());
-        let mut node = Seeing::new(Names::by(|name| {
+        let mut node = PeersTestNode::new(DnsCache::with_resolver(|name| {
             let found = ANSWERS.lock().pop().map(|port| vec![at(port)]);
             Box::pin(async { (name, found.ok_or_else(|| std::io::ErrorKind::NotFound.into())) })
         }));
-        node.sees(vec![member(2, "a.example:1", State::Alive)]);
+        node.sees(vec![member(2, "a.example:1", LivenessState::Alive)]);
         let asked = tokio::time::timeout(DEADLINE, async {
             while node.routing.expected() == 0 {
                 tokio::task::yield_now().await;
@@ -225,7 +227,10 @@ mod tests {
         asked.await.expect("it is alive before it is found");
         ANSWERS.lock().push(5);
         node.is_linked_to(&[(2, at(5))], 1).await;
-        node.sees(vec![member(2, "a.example:1", State::Alive), member(3, "127.0.0.1:3", State::Alive)]);
+        node.sees(vec![
+            member(2, "a.example:1", LivenessState::Alive),
+            member(3, "127.0.0.1:3", LivenessState::Alive),
+        ]);
         node.is_linked_to(&[(2, at(5)), (3, at(3))], 2).await;
         ANSWERS.lock().push(6);
         node.is_linked_to(&[(2, at(6)), (3, at(3))], 2).await;
@@ -234,42 +239,42 @@ mod tests {
     #[tokio::test]
     async fn the_name_of_one_without_a_link_is_looked_up_again() {
         static LATER: Mutex<bool> = Mutex::new(false);
-        let mut node = Seeing::new(Names::by(|name| {
+        let mut node = PeersTestNode::new(DnsCache::with_resolver(|name| {
             let port = if *LATER.lock() { 6 } else { 5 };
             Box::pin(std::future::ready((name, Ok(vec![at(port)]))))
         }));
-        node.sees(vec![member(2, "a.example:1", State::Alive)]);
+        node.sees(vec![member(2, "a.example:1", LivenessState::Alive)]);
         node.is_linked_to(&[(2, at(5))], 1).await;
         *LATER.lock() = true;
         node.is_linked_to(&[(2, at(6))], 1).await;
     }
 
     #[tokio::test]
-    async fn peer_not_heard_yet_is_neither_looked_up_nor_linked() {
+    async fn peer_without_a_heartbeat_is_neither_looked_up_nor_linked() {
         static LOOKED_UP: Mutex<Vec<String>> = Mutex::new(Vec::new());
-        let mut node = Seeing::new(Names::by(|name| {
+        let mut node = PeersTestNode::new(DnsCache::with_resolver(|name| {
             LOOKED_UP.lock().push(name.clone());
             Box::pin(std::future::ready((name, Ok(vec![at(2)]))))
         }));
-        let there = |incarnation, peer| member(incarnation, peer, State::Alive);
+        let there = |incarnation, peer| member(incarnation, peer, LivenessState::Alive);
         let (three, four, five) = ("127.0.0.1:3", "127.0.0.1:4", "127.0.0.1:5");
-        node.sees(vec![member(2, "a.example:1", State::Suspect), there(3, three)]);
+        node.sees(vec![member(2, "a.example:1", LivenessState::Suspect), there(3, three)]);
         node.is_linked_to(&[(3, at(3))], 1).await;
-        node.sees(vec![member(2, "a.example:1", State::Dead), there(3, three), there(4, four)]);
+        node.sees(vec![member(2, "a.example:1", LivenessState::Down), there(3, three), there(4, four)]);
         node.is_linked_to(&[(3, at(3)), (4, at(4))], 2).await;
-        // But for one that was heard.
-        node.sees(vec![member(3, three, State::Suspect), there(4, four), there(5, five)]);
+        // Except one that was heard.
+        node.sees(vec![member(3, three, LivenessState::Suspect), there(4, four), there(5, five)]);
         node.is_linked_to(&[(3, at(3)), (4, at(4)), (5, at(5))], 2).await;
         assert_eq!(*LOOKED_UP.lock(), [""; 0]);
     }
 
     #[tokio::test]
     async fn peer_address_is_chosen_by_the_family_of_its_gossip() {
-        let mut node = Seeing::new(Names::by(|name| {
+        let mut node = PeersTestNode::new(DnsCache::with_resolver(|name| {
             let found = vec![SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 5)), at(5)];
             Box::pin(std::future::ready((name, Ok(found))))
         }));
-        node.sees(vec![member(2, "a.example:5", State::Alive)]);
+        node.sees(vec![member(2, "a.example:5", LivenessState::Alive)]);
         node.is_linked_to(&[(2, at(5))], 1).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The queues of the node, where it has a broker for them.
+//! The queues of the node, if it has a broker for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::cluster::routing::Routing;
 use crate::config::{Config, StoreKind};
 use crate::origin::history::{HistoryStore, StoreError};
 use crate::origin::queues::{BrokerAddresses, Queues};
-use crate::origin::targets::{Brokers, client_tls};
+use crate::origin::targets::{AmqpBrokers, client_tls};
 use crate::tasks::{OnStop, Tasks};
 
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Knows the queues in the store before a client is served; none where the store keeps none. Without a broker what is owed to them waits.
+/// Reads the queues from the store before clients are served; none if the store keeps none. Without a broker their messages wait.
 pub(super) async fn open(
     config: &Config,
     node_id: &Arc<str>,
@@ -32,7 +32,7 @@ pub(super) async fn open(
     let addresses =
         addresses.map(|(amqp, management)| BrokerAddresses { amqp, management: management.expose().clone() });
     let client = addresses.as_ref().map(|_| client()).transpose()?;
-    let brokers = Brokers::new(node_id);
+    let brokers = AmqpBrokers::new(node_id);
     let broker = addresses.as_ref().zip(client).map(|(addresses, client)| (addresses, &brokers, client));
     let store_wait = Duration::from_millis(config.limits.store_wait_ms);
     let queues = Queues::open(broker, store, accounts, store_wait).await;
@@ -45,9 +45,7 @@ pub(super) async fn open(
         tasks.spawn("broker connections", OnStop::Cancel, queues.clone().watch_connections());
         tasks.spawn("queues on the broker", OnStop::Cancel, queues.clone().keep_up());
     } else if !queues.catalog().is_empty() {
-        tracing::warn!(
-            "account has queues and this node has no broker (--amqp-url): what they are owed waits"
-        );
+        tracing::warn!("account has queues and this node has no broker (--amqp-url): what they are owed waits");
     }
     Ok(Some(queues))
 }
@@ -63,13 +61,13 @@ fn client() -> Result<Client, StartError> {
     client.map_err(StartError::at(at))
 }
 
-/// Each node tells the others of a change.
+/// Announces changes of queues to the peers.
 pub(super) fn connect(queues: Option<&Queues>, routing: Option<&Arc<Routing>>) {
     if let (Some(queues), Some(routing)) = (queues, routing) {
         let routing = Arc::clone(routing);
-        queues.tell_peers_by(Box::new(move || {
+        queues.set_peer_notifier(Box::new(move || {
             let routing = Arc::clone(&routing);
-            Box::pin(async move { routing.tell_queues_changed().await })
+            Box::pin(async move { routing.announce_queues_changed().await })
         }));
     }
 }

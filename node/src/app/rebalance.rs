@@ -1,21 +1,22 @@
-//! A node that has far more connections than others, after some were added, asks a part of them to go there.
+//! Rebalancing: a node with far more connections than others, for example after nodes were added, asks a part of its
+//! clients to reconnect elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::cluster::routing::Routing;
-use crate::edge::admin::Rebalanced;
+use crate::edge::admin::RebalanceReport;
 use crate::edge::socket::Shards;
 use crate::tasks::{OnStop, Tasks};
 
-/// Of the connections, at most one in so many is asked at a time.
+/// Divisor of the connections: at most this part is asked at a time.
 const SHARE: u64 = 4;
-/// Within one in so many above the mean a node has no more than others.
+/// Divisor of the mean: within this part above it, a node does not count as overloaded.
 const FAR: u64 = 10;
-/// Those that are asked come back within this.
+/// Time over which the asked clients reconnect.
 const SPREAD: Duration = Duration::from_secs(10);
 
-pub(super) async fn rebalance(routing: Option<&Routing>, shards: &Shards) -> Rebalanced {
+pub(super) async fn rebalance(routing: Option<&Routing>, shards: &Shards) -> RebalanceReport {
     let others = match routing {
         Some(routing) => routing.loads().await,
         None => Vec::new(),
@@ -27,12 +28,12 @@ pub(super) async fn rebalance(routing: Option<&Routing>, shards: &Shards) -> Reb
             asked = rebalanced.asked,
             "asked some to go elsewhere"
         );
-        shards.ask_to_leave(usize::try_from(rebalanced.asked).unwrap_or(usize::MAX), SPREAD);
+        shards.ask_to_reconnect(usize::try_from(rebalanced.asked).unwrap_or(usize::MAX), SPREAD);
     }
     rebalanced
 }
 
-/// Does so by itself from time to time, if that is wanted.
+/// Rebalances every `every_ms`, unless that is 0.
 pub(super) fn begin(every_ms: u64, routing: Option<&Arc<Routing>>, shards: &Arc<Shards>, tasks: &Tasks) {
     let (Some(routing), 1..) = (routing.map(Arc::clone), every_ms) else { return };
     let shards = Arc::clone(shards);
@@ -44,11 +45,11 @@ pub(super) fn begin(every_ms: u64, routing: Option<&Arc<Routing>>, shards: &Arc<
     });
 }
 
-fn part(connections: u64, others: &[u64]) -> Rebalanced {
+fn part(connections: u64, others: &[u64]) -> RebalanceReport {
     let mean = (connections + others.iter().sum::<u64>()).div_ceil(others.len() as u64 + 1);
     let above = connections.saturating_sub(mean);
     let asked = if above > mean / FAR { above.min(connections.div_ceil(SHARE)) } else { 0 };
-    Rebalanced { connections, mean, asked }
+    RebalanceReport { connections, mean, asked }
 }
 
 #[cfg(test)]
@@ -68,7 +69,7 @@ mod tests {
             (1, &[0], 1, 0),
             (2, &[0], 1, 1),
         ] {
-            assert_eq!(part(connections, others), Rebalanced { connections, mean, asked }, "{others:?}");
+            assert_eq!(part(connections, others), RebalanceReport { connections, mean, asked }, "{others:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The outbox of a node that does not run: looked at, and sent.
+//! The outbox of a stopped node: inspected, and sent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,23 +12,23 @@ use crate::accounts::{Accounts, Directory};
 use crate::config::Config;
 use crate::model::{AccountId, Clock};
 use crate::origin::history::HistoryStore;
-use crate::origin::outbox::{EventQuery, Outbox, TargetId};
+use crate::origin::outbox::{EventOutbox, EventQuery, TargetId};
 use crate::origin::queues::Queues;
 use crate::tasks::Tasks;
 
-/// How often a drain tells how far it is.
+/// Interval of a drain's progress reports.
 const TELL: Duration = Duration::from_secs(1);
 const STOP: Duration = Duration::from_secs(5);
 
-/// The outbox in the data folder of a node that does not run; as long as it is open, the node cannot start.
+/// The outbox in the data folder of a stopped node. The node cannot start while it is open.
 pub struct StoppedOutbox {
-    outbox: Outbox,
+    outbox: EventOutbox,
     tasks: Arc<Tasks>,
     store: Option<Arc<dyn HistoryStore>>,
 }
 
 impl StoppedOutbox {
-    /// To be looked at; sends nothing. A directory that cannot be read leaves the kinds of targets unknown.
+    /// Opens the outbox for inspection; sends nothing. If the directory cannot be read, the kinds of targets are unknown.
     ///
     /// # Errors
     /// The folder has no outbox, or another process has it open.
@@ -38,19 +38,19 @@ impl StoppedOutbox {
         Self::open_with(config, &accounts, (None, None), Arc::new(Tasks::new(Handle::current()))).await
     }
 
-    /// Sends what waits, as the node would; to queues where the configuration names their broker.
+    /// Sends the waiting events as the node would; to queues only if the configuration names their broker.
     ///
     /// # Errors
-    /// The same, and the directory or the store of the queues cannot be read.
+    /// As for `open`; also if the directory or the store of the queues cannot be read.
     pub async fn begin(config: &Config) -> Result<Self, StartError> {
         exists(config)?;
         let (clock, tasks) = (Clock::system(), Arc::new(Tasks::new(Handle::current())));
-        // Not made where it is missing, as for a node that starts: there is nothing to send to then.
+        // Not created if missing, unlike at the start of a node: there would be no target.
         let accounts = Accounts::open(&config.directory_file(), config.limits.history_retention_hours)
             .map_err(StartError::at("cannot use the directory (--directory)"))?;
         let (mut of_queues, mut kept) = (None, None);
         if config.amqp_url.is_some() {
-            let node_id = node_id(config)?;
+            let node_id = files::node_id(config)?;
             let store = store::open(config, None, &node_id, &clock).await?;
             of_queues = queues::open(config, &node_id, &store, &accounts, &tasks).await?;
             kept = Some(store);
@@ -67,12 +67,12 @@ impl StoppedOutbox {
         tasks: Arc<Tasks>,
     ) -> Result<Self, StartError> {
         exists(config)?;
-        let (config, node_id, accounts) = (config.clone(), node_id(config)?, Arc::clone(accounts));
+        let (config, node_id, accounts) = (config.clone(), files::node_id(config)?, Arc::clone(accounts));
         let opened = tokio::task::spawn_blocking(move || {
             let transport = outbox::transport(&config.webhook_allow, &node_id, queues.as_ref())?;
             let catalog = queues.as_ref().map(|queues| queues.catalog().clone());
             let (folder, limits, of) = (outbox::folder(&config), &config.limits, (&accounts, catalog));
-            Outbox::open(&folder, limits, &Clock::system(), &node_id, of, transport)
+            EventOutbox::open(&folder, limits, &Clock::system(), &node_id, of, transport)
         });
         let opened = opened.await.map_err(StartError::at("cannot open the outbox (--data-dir)"))?;
         let outbox =
@@ -85,10 +85,10 @@ impl StoppedOutbox {
         self.outbox.targets().await
     }
 
-    /// `after` is the `next` of the page before.
+    /// Reads a page of events. `after` is the `next` of the previous page.
     ///
     /// # Errors
-    /// The outbox cannot be read, or `after` is no such text.
+    /// The outbox cannot be read, or `after` is invalid.
     pub async fn events(
         &self,
         (account, target): (&str, &str),
@@ -106,7 +106,7 @@ impl StoppedOutbox {
         page.map_err(StartError::at(doing))
     }
 
-    /// Lets these dead letters, or all of the target, wait for it again.
+    /// Moves these dead letters, or all of the target, back to the outbox.
     ///
     /// # Errors
     /// The outbox cannot be read or written.
@@ -119,15 +119,15 @@ impl StoppedOutbox {
         self.outbox.retry(&target, events).await.map_err(StartError::at("cannot write to the outbox"))
     }
 
-    /// Returns when nothing is left that can be sent, or nothing was sent for the time of `patience`. `told` hears once a second how many
-    /// events wait for known targets.
-    pub async fn drain(&self, patience: Duration, mut told: impl FnMut(u64)) {
+    /// Waits until nothing is left that can be sent, or nothing was sent for `patience`. `on_progress` gets the number of waiting events of known
+    /// targets once a second.
+    pub async fn drain(&self, patience: Duration, mut on_progress: impl FnMut(u64)) {
         let (mut before, mut since) = (None, Instant::now());
         loop {
             let targets = self.outbox.targets().await;
             let known = targets.iter().filter(|target| target.kind.is_some());
             let left: u64 = known.map(|target| target.waiting_events).sum();
-            told(left);
+            on_progress(left);
             if before.is_none_or(|before| left < before) {
                 (before, since) = (Some(left), Instant::now());
             }
@@ -138,7 +138,7 @@ impl StoppedOutbox {
         }
     }
 
-    /// Writes what was answered, and lets the folder go.
+    /// Writes the outcomes of the answered attempts, and closes the folder.
     pub async fn close(self) {
         let Self { outbox, tasks, store } = self;
         tasks.stop(STOP).await;
@@ -155,8 +155,4 @@ impl StoppedOutbox {
 fn exists(config: &Config) -> Result<(), StartError> {
     let folder = outbox::folder(config);
     std::fs::metadata(&folder).map(|_| ()).map_err(StartError::in_data(&folder))
-}
-
-fn node_id(config: &Config) -> Result<Arc<str>, StartError> {
-    files::node_id(config).map_err(StartError::in_data(&config.data_dir.join("node-id")))
 }

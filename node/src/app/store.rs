@@ -1,4 +1,4 @@
-//! Where the node keeps messages, and what it needs to get there.
+//! The message store of the node, and its connection.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,9 +8,11 @@ use super::StartError;
 use crate::accounts::development;
 use crate::config::{Config, SchemaMode, StoreKind};
 use crate::model::{Clock, bare_secret};
-use crate::origin::history::{self, Connection, Embedded, HistoryStore, Options, Scylla, ScyllaOptions};
+use crate::origin::history::{
+    self, EmbeddedOptions, EmbeddedStore, HistoryStore, ScyllaConnection, ScyllaOptions, ScyllaStore,
+};
 
-/// The caller's own, else the configured one.
+/// Opens the caller's own store, else the configured one.
 pub(super) async fn open(
     config: &Config,
     own: Option<Arc<dyn HistoryStore>>,
@@ -28,31 +30,35 @@ pub(super) async fn open(
 
 async fn embedded(config: &Config, clock: &Clock) -> Result<Arc<dyn HistoryStore>, StartError> {
     let path = config.data_dir.join("store");
-    let options = Options::new(config.store == StoreKind::Embedded, &config.limits);
+    let options = EmbeddedOptions::new(config.store == StoreKind::Embedded, &config.limits);
     let clock = clock.clone();
     development::make_private_folder(&path).map_err(StartError::in_data(&path))?;
-    let opened = tokio::task::spawn_blocking(move || Embedded::open(&path, &options, clock)).await;
+    let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(&path, &options, clock)).await;
     let opened = opened.map_err(StartError::at("cannot open the store (--data-dir)"))?;
     Ok(Arc::new(opened.map_err(StartError::at("cannot open the store (--data-dir)"))?))
 }
 
-pub(super) async fn shared(config: &Config, node_id: &Arc<str>, clock: &Clock) -> Result<Scylla, StartError> {
+pub(super) async fn shared(
+    config: &Config,
+    node_id: &Arc<str>,
+    clock: &Clock,
+) -> Result<ScyllaStore, StartError> {
     let options = ScyllaOptions {
         keeps_members: config.gossip_listen.is_none(),
         makes_schema: config.scylla_schema == SchemaMode::Auto,
         ..ScyllaOptions::new(Arc::clone(node_id), &config.limits)
     };
-    let opened = Scylla::open(connection(config)?, options, clock.clone()).await;
+    let opened = ScyllaStore::open(connection(config)?, options, clock.clone()).await;
     opened.map_err(StartError::at("cannot open the store (--store scylla)"))
 }
 
-/// Makes what the shared store needs in its database. True when something was missing.
+/// Creates what the shared store needs in its database. True if something was missing.
 pub async fn apply_schema(config: &Config) -> Result<bool, StartError> {
     let applied = history::apply_schema(&connection(config)?).await;
     applied.map_err(StartError::at("cannot make the schema"))
 }
 
-/// Of the user in the shared store; the error names the file.
+/// Reads the password of the user in the shared store; the error names the file.
 pub fn read_password(file: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|error| format!("cannot read {}: {error}", file.display()))?;
@@ -63,7 +69,7 @@ pub fn read_password(file: &Path) -> Result<String, String> {
     }
 }
 
-fn connection(config: &Config) -> Result<Connection, StartError> {
+fn connection(config: &Config) -> Result<ScyllaConnection, StartError> {
     let credentials = match (&config.scylla_user, &config.scylla_password_file) {
         (Some(user), Some(file)) => {
             let password =
@@ -72,7 +78,7 @@ fn connection(config: &Config) -> Result<Connection, StartError> {
         }
         _ => None,
     };
-    Ok(Connection {
+    Ok(ScyllaConnection {
         nodes: config.scylla_nodes.clone(),
         keyspace: config.scylla_keyspace.clone(),
         replication: config.scylla_replication,

@@ -5,42 +5,43 @@ use std::time::Duration;
 
 use super::{StartError, backup};
 use crate::accounts::Accounts;
-use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
+use crate::auth::{Authenticator, NonceClaim, RevocationWrite, TokenStore, TokenStoreError};
 use crate::cluster::routing::Routing;
 use crate::config::Config;
 use crate::model::{Clock, Nonce, Revocation};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError};
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// What was stored by others counts here by then, also where they are no peers: `history copy`, for example.
+/// Interval within which revocations stored by others take effect here, also of processes that are no peers, such as
+/// `history copy`.
 const REVOCATIONS_EVERY: Duration = Duration::from_secs(10);
 
 struct StoredTokens {
     store: Arc<dyn HistoryStore>,
-    others: Others,
-    /// Of any answer.
+    others: RoutingCell,
+    /// Time limit of each answer.
     wait: Duration,
 }
 
-/// The other nodes, once it is known whether there may be some.
+/// Routing to the peers, once it is known whether there may be some.
 #[derive(Clone, Default)]
-pub(super) struct Others(Arc<OnceLock<Arc<Routing>>>);
+pub(super) struct RoutingCell(Arc<OnceLock<Arc<Routing>>>);
 
-impl Others {
-    /// To be called before clients are served.
+impl RoutingCell {
+    /// Sets the routing; to be called before clients are served.
     pub(super) fn know(&self, routing: &Arc<Routing>) {
         self.0.set(Arc::clone(routing)).ok();
     }
 }
 
-/// Knows what was revoked before it is asked for the first time.
+/// Opens the authenticator with the stored revocations loaded.
 pub(super) async fn open_auth(
     config: &Config,
     accounts: &Arc<Accounts>,
     store: &Arc<dyn HistoryStore>,
     clock: &Clock,
-) -> Result<(Arc<Authenticator>, Others), StartError> {
-    let others = Others::default();
+) -> Result<(Arc<Authenticator>, RoutingCell), StartError> {
+    let others = RoutingCell::default();
     let tokens = StoredTokens {
         store: Arc::clone(store),
         others: others.clone(),
@@ -54,17 +55,17 @@ pub(super) async fn open_auth(
     Ok((Arc::new(auth), others))
 }
 
-/// Takes up what comes to be revoked in a store that is shared.
+/// Applies new revocations of a shared store.
 pub(super) async fn follow_revocations(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>) {
     loop {
         tokio::time::sleep(REVOCATIONS_EVERY).await;
         match revoked_tokens(&store).await.map(|revoked| auth.take_revocations(revoked)) {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::error!(target: OFTEN, %error, "a revocation in the store is not in force here");
+                tracing::error!(target: RATE_LIMITED, %error, "a revocation in the store is not in force here");
             }
             Err(error) => {
-                tracing::warn!(target: OFTEN, %error, "the revocations in the store were not read");
+                tracing::warn!(target: RATE_LIMITED, %error, "the revocations in the store were not read");
             }
         }
     }
@@ -77,7 +78,7 @@ async fn revoked_tokens(store: &Arc<dyn HistoryStore>) -> Result<Vec<Revocation>
 }
 
 impl TokenStore for StoredTokens {
-    fn claim_nonce(&self, nonce: Nonce) -> Claim {
+    fn claim_nonce(&self, nonce: Nonce) -> NonceClaim {
         let claim: BoxFuture<'static, _> = match self.others.0.get() {
             Some(routing) if !self.store.is_shared() => {
                 let routing = Arc::clone(routing);
@@ -89,13 +90,13 @@ impl TokenStore for StoredTokens {
         Box::pin(in_time("claim of a nonce", self.wait, claim))
     }
 
-    fn keep_revocation(&self, revocation: Revocation) -> Kept {
+    fn keep_revocation(&self, revocation: Revocation) -> RevocationWrite {
         let (routing, stored) = (self.others.0.get().cloned(), self.store.revoke_tokens(revocation.clone()));
         let kept = async move {
             let Some(routing) = routing else { return stored.await };
-            let (stored, is_told) = tokio::join!(stored, routing.revoke(revocation));
+            let (stored, is_acknowledged) = tokio::join!(stored, routing.revoke(revocation));
             let untold = || StoreError::Failed("a node that can be reached does not remember it".to_owned());
-            stored.and(is_told.then_some(()).ok_or_else(untold))
+            stored.and(is_acknowledged.then_some(()).ok_or_else(untold))
         };
         Box::pin(in_time("revocation", self.wait, Box::pin(kept)))
     }
@@ -109,11 +110,11 @@ async fn in_time<T>(
     match tokio::time::timeout(wait, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => {
-            tracing::warn!(target: OFTEN, what, %error, "not stored");
+            tracing::warn!(target: RATE_LIMITED, what, %error, "not stored");
             Err(TokenStoreError)
         }
         Err(_) => {
-            tracing::warn!(target: OFTEN, what, "not stored in time");
+            tracing::warn!(target: RATE_LIMITED, what, "not stored in time");
             Err(TokenStoreError)
         }
     }

@@ -1,4 +1,4 @@
-//! The traces of the node, where it has a collector.
+//! Traces of the node, if it has a collector.
 
 use super::StartError;
 use crate::config::Config;
@@ -6,7 +6,7 @@ use crate::origin::targets::client_tls;
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::traces::{self, Collector};
 
-/// They end with the last tasks, so that those of a drain are sent too.
+/// Begins to trace. The exporter ends with the last tasks, so that the spans of a drain are sent too.
 pub(super) fn begin(config: &Config, node_id: &str, last_tasks: &Tasks) -> Result<(), StartError> {
     let Some(url) = &config.otlp_endpoint else { return Ok(()) };
     const DOING: &str = "cannot send traces (--otlp-endpoint)";

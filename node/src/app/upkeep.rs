@@ -17,12 +17,12 @@ use crate::tasks::{OnStop, Tasks};
 use crate::telemetry;
 
 const METRICS_UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// Expired rows are dropped this often.
+/// Interval at which expired rows are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// The recent messages of channels are looked through at least this often.
-const RINGS_SWEEP_MS_MAX: u64 = 5_000;
+/// Longest interval between sweeps of the replay buffers.
+const BUFFERS_SWEEP_MS_MAX: u64 = 5_000;
 
-/// The directory, the counts of accounts, the memory and the metrics.
+/// Starts the upkeep of the directory, the usage counts, the memory and the metrics.
 pub(super) fn begin(
     tasks: &Tasks,
     accounts: Arc<Accounts>,
@@ -38,7 +38,7 @@ pub(super) fn begin(
     tasks.spawn("metering", OnStop::Cancel, Arc::clone(meter).run());
 }
 
-/// Rows of the store and recent messages that have expired.
+/// Starts the removal of expired rows and recent messages.
 pub(super) fn sweep(
     tasks: &Tasks,
     store: &Arc<dyn HistoryStore>,
@@ -52,11 +52,11 @@ pub(super) fn sweep(
         let followed = tokens::follow_revocations(Arc::clone(store), Arc::clone(auth));
         tasks.spawn("revocations", OnStop::Cancel, followed);
     }
-    tasks.spawn("rings", OnStop::Cancel, sweep_rings(hub, window_ms));
+    tasks.spawn("rings", OnStop::Cancel, sweep_replay_buffers(hub, window_ms));
 }
 
-async fn sweep_rings(hub: Arc<Hub>, window_ms: u64) {
-    let every = Duration::from_millis((window_ms / 8).clamp(100, RINGS_SWEEP_MS_MAX));
+async fn sweep_replay_buffers(hub: Arc<Hub>, window_ms: u64) {
+    let every = Duration::from_millis((window_ms / 8).clamp(100, BUFFERS_SWEEP_MS_MAX));
     loop {
         tokio::time::sleep(every).await;
         let hub = Arc::clone(&hub);
@@ -70,7 +70,7 @@ async fn measure(metrics: PrometheusHandle, operators: Arc<Operators>) {
     loop {
         tokio::time::sleep(METRICS_UPKEEP_EVERY).await;
         metrics.run_upkeep();
-        telemetry::tell_held_back();
+        telemetry::log_held_back();
         telemetry::count_dropped_lines();
         telemetry::measure_process();
         operators.tell();

@@ -1,4 +1,4 @@
-//! The key by which a client takes up its former connection: sealed, so that it says something to nodes alone.
+//! Connection key: with it a client resumes its former connection. Sealed, so that only nodes can read it.
 
 use std::fmt;
 
@@ -7,15 +7,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::Principal;
-use crate::model::{ClientId, ConnectionId, Place, Tenure, random_bytes};
+use crate::model::{ClientId, ConnectionId, SessionLocation, SessionOwnership, random_bytes};
 
-/// No key that a node wrote is longer.
+/// Bound of the keys that nodes write.
 const TEXT_BYTES_MAX: usize = 256;
 const VERSION: u8 = 1;
-const PLACE_BYTES: usize = 8 + 2 + 4 + 4;
-const PLAIN_BYTES: usize = 1 + 16 + 8 + PLACE_BYTES;
+const LOCATION_BYTES: usize = 8 + 2 + 4 + 4;
+const PLAIN_BYTES: usize = 1 + 16 + 8 + LOCATION_BYTES;
 
-/// Seals and opens connection keys under one secret of 32 bytes, and opens those of others while secrets change.
+/// Seals and opens connection keys under one secret of 32 bytes, and opens those of further secrets while secrets are
+/// rotated.
 pub struct ConnectionKeys {
     own: LessSafeKey,
     others: Vec<LessSafeKey>,
@@ -28,15 +29,20 @@ impl ConnectionKeys {
         Self { own: key_of(secret), others: Vec::new() }
     }
 
-    /// Opens what was sealed under this secret too.
+    /// Adds a secret whose keys are opened too.
     pub fn opening(mut self, secret: &[u8; Self::SECRET_BYTES]) -> Self {
         self.others.push(key_of(secret));
         self
     }
 
-    /// A text that [`ConnectionKeys::open`] takes from the same account, key and client id alone.
-    pub fn seal(&self, tenure: &Tenure, principal: &Principal, client_id: Option<&ClientId>) -> String {
-        let Tenure { connection_id, epoch, place } = tenure;
+    /// Seals a key that [`ConnectionKeys::open`] accepts only for the same account, key and client id.
+    pub fn seal(
+        &self,
+        ownership: &SessionOwnership,
+        principal: &Principal,
+        client_id: Option<&ClientId>,
+    ) -> String {
+        let SessionOwnership { connection_id, epoch, location: place } = ownership;
         let mut sealed = Vec::with_capacity(PLAIN_BYTES + AES_256_GCM.tag_len() + NONCE_LEN);
         sealed.push(VERSION);
         sealed.extend_from_slice(connection_id.as_bytes());
@@ -54,8 +60,13 @@ impl ConnectionKeys {
         URL_SAFE_NO_PAD.encode(sealed)
     }
 
-    /// None for whatever was not sealed here, or for somebody else.
-    pub fn open(&self, text: &str, principal: &Principal, client_id: Option<&ClientId>) -> Option<Tenure> {
+    /// Opens a key; none if it was not sealed here, or for another principal.
+    pub fn open(
+        &self,
+        text: &str,
+        principal: &Principal,
+        client_id: Option<&ClientId>,
+    ) -> Option<SessionOwnership> {
         if text.len() > TEXT_BYTES_MAX {
             return None;
         }
@@ -72,14 +83,14 @@ impl ConnectionKeys {
         if plain[0] != VERSION {
             return None;
         }
-        let place = Place {
+        let place = SessionLocation {
             incarnation: u64::from_be_bytes(part(plain, 25)),
             shard: u16::from_be_bytes(part(plain, 33)),
             slot: u32::from_be_bytes(part(plain, 35)),
             generation: u32::from_be_bytes(part(plain, 39)),
         };
         let connection_id = ConnectionId::from_bytes(part(plain, 1));
-        Some(Tenure { connection_id, epoch: u64::from_be_bytes(part(plain, 17)), place })
+        Some(SessionOwnership { connection_id, epoch: u64::from_be_bytes(part(plain, 17)), location: place })
     }
 }
 
@@ -98,10 +109,10 @@ fn part<const N: usize>(plain: &[u8; PLAIN_BYTES], at: usize) -> [u8; N] {
     std::array::from_fn(|i| plain[at + i])
 }
 
-/// Each part with its length, so that no two owners have the same text.
+/// The length-prefixed parts of the owner, so that no two owners have the same text.
 fn bound_to(principal: &Principal, client_id: Option<&ClientId>) -> Vec<u8> {
     let mut bound = Vec::new();
-    // A client id is never empty, so an empty one says that there is none.
+    // A client id is never empty, so an empty text means none.
     let client_id = client_id.map_or("", ClientId::as_str);
     for name in [principal.account.id.as_str(), &principal.key_name, client_id] {
         bound.extend_from_slice(&(name.len() as u64).to_be_bytes());
@@ -123,9 +134,9 @@ mod tests {
         principal
     }
 
-    fn tenure() -> Tenure {
-        let place = Place { incarnation: 1 << 60, shard: 3, slot: 1 << 30, generation: 7 };
-        Tenure { connection_id: ConnectionId::from_bytes([9; 16]), epoch: 1 << 40, place }
+    fn ownership() -> SessionOwnership {
+        let place = SessionLocation { incarnation: 1 << 60, shard: 3, slot: 1 << 30, generation: 7 };
+        SessionOwnership { connection_id: ConnectionId::from_bytes([9; 16]), epoch: 1 << 40, location: place }
     }
 
     #[test]
@@ -133,8 +144,8 @@ mod tests {
         let keys = ConnectionKeys::new(&[1; 32]);
         let (all, chat) = (owner("acme", "all"), owner("acme", "chat"));
         let [ann, bob] = ["ann", "bob"].map(ClientId::of);
-        let text = keys.seal(&tenure(), &all, Some(&ann));
-        assert_eq!(keys.open(&text, &all, Some(&ann)), Some(tenure()));
+        let text = keys.seal(&ownership(), &all, Some(&ann));
+        assert_eq!(keys.open(&text, &all, Some(&ann)), Some(ownership()));
         let other = owner("other", "all");
         for (principal, client_id) in
             [(&all, Some(&bob)), (&all, None), (&chat, Some(&ann)), (&other, Some(&ann))]
@@ -142,26 +153,26 @@ mod tests {
             assert_eq!(keys.open(&text, principal, client_id), None);
         }
         assert_eq!(ConnectionKeys::new(&[2; 32]).open(&text, &all, Some(&ann)), None);
-        assert_ne!(keys.seal(&tenure(), &all, Some(&ann)), text);
+        assert_ne!(keys.seal(&ownership(), &all, Some(&ann)), text);
     }
 
     #[test]
     fn while_secrets_change_each_opens_what_the_other_seals() {
-        let former = ConnectionKeys::new(&[1; 32]).opening(&[2; 32]);
+        let earlier = ConnectionKeys::new(&[1; 32]).opening(&[2; 32]);
         let later = ConnectionKeys::new(&[2; 32]).opening(&[1; 32]);
         let all = owner("acme", "all");
-        for (seals, opens) in [(&former, &later), (&later, &former), (&later, &later)] {
-            assert_eq!(opens.open(&seals.seal(&tenure(), &all, None), &all, None), Some(tenure()));
+        for (seals, opens) in [(&earlier, &later), (&later, &earlier), (&later, &later)] {
+            assert_eq!(opens.open(&seals.seal(&ownership(), &all, None), &all, None), Some(ownership()));
         }
         let after = ConnectionKeys::new(&[2; 32]);
-        assert_eq!(after.open(&former.seal(&tenure(), &all, None), &all, None), None);
+        assert_eq!(after.open(&earlier.seal(&ownership(), &all, None), &all, None), None);
     }
 
     #[test]
     fn altered_or_cut_connection_key_does_not_open() {
         let keys = ConnectionKeys::new(&[1; 32]);
         let all = owner("acme", "all");
-        let text = keys.seal(&tenure(), &all, None);
+        let text = keys.seal(&ownership(), &all, None);
         for at in 0..text.len() {
             let other = if text.as_bytes()[at] == b'A' { 'B' } else { 'A' };
             let mut touched = text.clone();

@@ -1,4 +1,4 @@
-//! Finds the one credential of a request.
+//! The credential of a request.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,15 +9,15 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::refused::Reason;
 
-/// Where a request may carry a credential.
+/// The places of a request that may carry a credential.
 pub struct Credentials<'a> {
-    /// The values of all Authorization headers.
+    /// Values of all Authorization headers.
     pub authorization: Vec<&'a [u8]>,
-    /// Without the question mark, as it was sent; looked at for the socket only:
-    /// `accessToken`, its alias `token`, `key`, and `clientId`.
+    /// The raw query without the question mark; read for the socket only: `accessToken`, its alias `token`, `key`, and
+    /// `clientId`.
     pub query: &'a str,
     pub socket: bool,
-    /// The client's, for the log of refusals.
+    /// Address of the client, for the log of refusals.
     pub address: Option<IpAddr>,
 }
 
@@ -29,19 +29,19 @@ impl fmt::Debug for Credentials<'_> {
 
 /// A credential as it was sent, not yet checked.
 #[derive(PartialEq, Eq)]
-pub(super) enum Presented<'a> {
+pub(super) enum PresentedCredential<'a> {
     /// `<secret>.<keyName>`.
     Key(Cow<'a, str>),
     Token(Cow<'a, str>),
 }
 
 impl<'a> Credentials<'a> {
-    /// None, one that is malformed, and several that differ are all refused.
-    pub(super) fn presented(&self) -> Result<Presented<'a>, Reason> {
+    /// The single credential. None, a malformed one, and several that differ are refused.
+    pub(super) fn presented(&self) -> Result<PresentedCredential<'a>, Reason> {
         let from_headers = self.authorization.iter().map(|value| of_header(value));
         let from_query = self.parameters().filter_map(|(name, value)| match name.as_ref() {
-            "accessToken" | "token" => Some(Ok(Presented::Token(value))),
-            "key" => Some(Ok(Presented::Key(value))),
+            "accessToken" | "token" => Some(Ok(PresentedCredential::Token(value))),
+            "key" => Some(Ok(PresentedCredential::Key(value))),
             _ => None,
         });
         let mut all = from_headers.chain(from_query);
@@ -64,19 +64,19 @@ impl<'a> Credentials<'a> {
     }
 }
 
-/// Reads `Basic <base64 of the whole key>` or `Bearer <service JWT>`.
-pub(super) fn of_header<'a>(value: &'a [u8]) -> Result<Presented<'a>, Reason> {
+/// Parses `Basic <base64 of the whole key>` or `Bearer <service JWT>`.
+pub(super) fn of_header<'a>(value: &'a [u8]) -> Result<PresentedCredential<'a>, Reason> {
     let value = std::str::from_utf8(value).map_err(|_| Reason::Malformed)?.trim_ascii();
     let (scheme, rest) = value.split_once(' ').ok_or(Reason::Malformed)?;
     let rest = rest.trim_ascii_start();
     if scheme.eq_ignore_ascii_case("bearer") {
-        return Ok(Presented::Token(rest.into()));
+        return Ok(PresentedCredential::Token(rest.into()));
     }
     if !scheme.eq_ignore_ascii_case("basic") {
         return Err(Reason::Malformed);
     }
     let key = STANDARD.decode(rest).map_err(|_| Reason::Malformed)?;
     let key = String::from_utf8(key).map_err(|_| Reason::Malformed)?;
-    // `user:password` is no key, whatever its parts are.
-    if key.contains(':') { Err(Reason::Malformed) } else { Ok(Presented::Key(key.into())) }
+    // `user:password` is not a key, whatever its parts are.
+    if key.contains(':') { Err(Reason::Malformed) } else { Ok(PresentedCredential::Key(key.into())) }
 }

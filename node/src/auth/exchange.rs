@@ -1,4 +1,4 @@
-//! A TokenRequest → a token: what is checked, and in which order it is answered.
+//! Token exchange: TokenRequest → token, with the order of the checks.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -11,30 +11,30 @@ use subtle::ConstantTimeEq as _;
 
 use super::credentials::Credentials;
 use super::principal::PrincipalKind;
-use super::refused::{Reason, Refused};
+use super::refused::{Reason, RefusedCredential};
 use super::{Authenticator, jwt};
 use crate::accounts::Key;
 use crate::model::{Capability, ClientId, Limits, NameError, Nonce, UsageKind};
 use crate::telemetry::Limit;
 
-/// Why no token was issued, in the order of the checks; the text is what the client is told.
+/// Why no token was issued, in the order of the checks; the text is sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExchangeError {
-    /// It fails, and so many of this address with this key have failed within the second that it is not said why.
+    /// The request fails, and so many of this address and key have failed within the second that the reason is
+    /// withheld.
     TooMany,
     Malformed(String),
-    /// Unknown or revoked key, wrong MAC, or a credential beside it that is not the key's; which of them is for the
-    /// operator alone.
+    /// Unknown or revoked key, wrong MAC, or an accompanying credential of another key; only the operator learns which.
     Mac(Reason),
     Timestamp {
         window_ms: u64,
     },
-    /// The capability goes beyond that of the key.
+    /// The capability exceeds that of the key.
     Capability {
         key_name: String,
     },
     NonceUsed,
-    /// The nonce cannot be remembered.
+    /// The nonce cannot be stored.
     Unavailable,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for ExchangeError {
             Self::Malformed(text) => f.write_str(text),
             Self::Mac(_) => f.write_str("invalid token request mac"),
             Self::Timestamp { window_ms } => {
-                let window = Span(*window_ms);
+                let window = DurationText(*window_ms);
                 write!(f, "token request timestamp is not within {window} of the server's clock")
             }
             Self::Capability { key_name } => {
@@ -60,7 +60,7 @@ impl fmt::Display for ExchangeError {
 impl std::error::Error for ExchangeError {}
 
 impl ExchangeError {
-    /// `None`: the request may be a good one.
+    /// The reason to log; `None` if the request may be valid.
     fn reason(&self) -> Option<Reason> {
         match self {
             Self::Malformed(_) => Some(Reason::Malformed),
@@ -74,8 +74,8 @@ impl ExchangeError {
 }
 
 impl Authenticator {
-    /// `path_key` is the key name of the path, decoded; `authorization` the values of those headers; `address`
-    /// the client's, by which failures are limited and logged.
+    /// Exchanges a token request. `path_key` is the decoded key name of the path; `authorization` the values of those
+    /// headers; `address` the client's, by which failures are limited and logged.
     pub async fn exchange(
         &self,
         address: Option<IpAddr>,
@@ -85,9 +85,9 @@ impl Authenticator {
     ) -> Result<TokenDetails, ExchangeError> {
         let now_ms = self.clock.now_ms();
         let outcome = self.try_exchange(path_key, authorization, body, now_ms).await;
-        // Only what fails runs into the limit: others behind the same address go on.
+        // Only failures count against the limit, so that others behind the same address go on.
         if let Some(reason) = outcome.as_ref().err().and_then(ExchangeError::reason) {
-            self.note(&Refused::of(path_key, reason), address);
+            self.note(&RefusedCredential::of(path_key, reason), address);
             if self.failures.is_one_too_many(address, path_key, now_ms) {
                 Limit::FailedTokenRequestsPerSecond.hit();
                 return Err(ExchangeError::TooMany);
@@ -109,11 +109,11 @@ impl Authenticator {
         if asked.request.timestamp.value.abs_diff(now_ms) > window_ms {
             return Err(ExchangeError::Timestamp { window_ms });
         }
-        // Made before the nonce is claimed, so that a refusal leaves it unused.
+        // Made before the nonce is claimed, so that a refusal leaves the nonce unused.
         let details = self.issue(&key, &asked, now_ms)?;
         let timestamp_ms = asked.request.timestamp.value;
         let nonce = Nonce { key_name: key.name.clone(), timestamp_ms, nonce: asked.request.nonce.into() };
-        // A repeat is answered here: the claim would ask the store, or every node.
+        // A known repeat is answered here: the claim would ask the store, or every node.
         if self.used_nonces.holds(&nonce) {
             return Err(ExchangeError::NonceUsed);
         }
@@ -132,7 +132,7 @@ impl Authenticator {
         }
     }
 
-    fn read(&self, path_key: &str, body: &[u8]) -> Result<Asked, ExchangeError> {
+    fn read(&self, path_key: &str, body: &[u8]) -> Result<CheckedTokenRequest, ExchangeError> {
         let for_another = || ExchangeError::Malformed("keyName differs from the path".into());
         let Limits { nesting, token_ttl_max_ms, nonce_characters_min, nonce_characters_max, .. } =
             self.limits;
@@ -163,16 +163,16 @@ impl Authenticator {
         let client_id = client_id.map_err(|error| ExchangeError::Malformed(format!("clientId {error}")))?;
         let capability = given(request.capability.as_deref()).map(Capability::parse_json).transpose();
         let capability = capability.map_err(|error| ExchangeError::Malformed(error.to_string()))?;
-        Ok(Asked { request, client_id, capability })
+        Ok(CheckedTokenRequest { request, client_id, capability })
     }
 
-    /// A clientId that a request names.
+    /// Parses a clientId of a request.
     pub(super) fn client_id(&self, text: &str) -> Result<ClientId, NameError> {
         ClientId::new(text, &self.limits)
             .inspect_err(|error| Limit::ClientIdBytes.hit_if(error.is_too_long()))
     }
 
-    /// The key that vouches for the request by a MAC, or without one by Basic. A MAC is computed in every case.
+    /// The key that signed the request by a MAC, or without one by Basic. A MAC is computed in every case.
     fn check_signer(
         &self,
         request: &TokenRequest,
@@ -184,7 +184,7 @@ impl Authenticator {
         } else {
             let authorization = authorization.to_vec();
             let credentials = Credentials { authorization, query: "", socket: false, address: None };
-            let presented = credentials.presented().map_err(Refused::from);
+            let presented = credentials.presented().map_err(RefusedCredential::from);
             let principal = presented.and_then(|presented| self.check(presented));
             let principal = principal.map_err(|refused| ExchangeError::Mac(refused.reason))?;
             if *principal.key_name != *request.key_name {
@@ -211,14 +211,20 @@ impl Authenticator {
         (key.cloned(), mac(secret.as_bytes(), text))
     }
 
-    fn issue(&self, key: &Key, asked: &Asked, now_ms: u64) -> Result<TokenDetails, ExchangeError> {
+    fn issue(
+        &self,
+        key: &Key,
+        asked: &CheckedTokenRequest,
+        now_ms: u64,
+    ) -> Result<TokenDetails, ExchangeError> {
         let capability = match &asked.capability {
             None => Capability::all_channels_of(&key.capability),
             Some(capability) if capability.is_subset_of(&key.capability) => capability.clone(),
             Some(_) => return Err(ExchangeError::Capability { key_name: key.name.to_string() }),
         };
         let ttl_ms = asked.request.ttl.as_ref().map_or(self.limits.token_ttl_default_ms, |ttl| ttl.value);
-        // In the second of a revocation the token says the next one, or it would be refused with those before it.
+        // In the second of a revocation the token gets the next second as `iat`, or it would be refused with the
+        // revoked ones.
         let revoked_ms = self.revocations.before_ms(&key.name, asked.client_id.as_ref());
         let iat = (now_ms / 1000).max(revoked_ms.div_ceil(1000));
         let claims = ServiceClaims {
@@ -246,10 +252,10 @@ impl Authenticator {
     }
 }
 
-/// A time as a sentence says it.
-pub(super) struct Span(pub(super) u64);
+/// A duration in words.
+pub(super) struct DurationText(pub(super) u64);
 
-impl fmt::Display for Span {
+impl fmt::Display for DurationText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             ms if ms % 60_000 == 0 => write!(f, "{} minutes", ms / 60_000),
@@ -259,11 +265,11 @@ impl fmt::Display for Span {
     }
 }
 
-/// A request of which nothing is malformed.
-struct Asked {
+/// A request that is well-formed throughout.
+struct CheckedTokenRequest {
     request: TokenRequest,
     client_id: Option<ClientId>,
-    /// `None`: whatever the key holds.
+    /// Requested capability; `None`: the key's.
     capability: Option<Capability>,
 }
 
@@ -276,7 +282,7 @@ pub(super) fn limit_of(bound: TokenRequestBound) -> Limit {
     }
 }
 
-/// Absent and empty mean the same.
+/// The text, with empty treated as absent.
 fn given(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }

@@ -1,4 +1,4 @@
-//! Limits how many failures at the token exchange are answered in full.
+//! Limit of the failed token exchanges that are answered in full.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -9,16 +9,16 @@ use parking_lot::Mutex;
 /// Address and key pairs counted apart within one second; further ones share a count.
 const COUNTED_MAX: usize = 65_536;
 
-/// Failed exchanges of the running second, per address and key. Its memory is bounded and cleared every second.
+/// Failed exchanges of the current second, per address and key. Bounded, and cleared every second.
 pub(super) struct Failures {
-    /// 0: no limit.
+    /// Limit per second; 0: none.
     per_second: u32,
     hasher: RandomState,
-    window: Mutex<Window>,
+    window: Mutex<FailureWindow>,
 }
 
 #[derive(Default)]
-struct Window {
+struct FailureWindow {
     second: u64,
     counts: HashMap<u64, u32>,
     uncounted: u32,
@@ -29,7 +29,7 @@ impl Failures {
         Self { per_second, hasher: RandomState::new(), window: Mutex::default() }
     }
 
-    /// Counts one more failure; true: there were as many as the limit allows before it.
+    /// Counts one more failure; true if the limit had been reached before it.
     pub(super) fn is_one_too_many(&self, address: Option<IpAddr>, key_name: &str, now_ms: u64) -> bool {
         if self.per_second == 0 {
             return false;
@@ -40,7 +40,7 @@ impl Failures {
         *count > self.per_second
     }
 
-    /// One customer holds a whole IPv6 /64.
+    /// The hash of network and key. IPv6 addresses count by /64, which one customer holds.
     fn pair(&self, address: Option<IpAddr>, key_name: &str) -> u64 {
         let network = address.map(|address| match address.to_canonical() {
             IpAddr::V4(address) => u64::from(address.to_bits()),
@@ -50,7 +50,7 @@ impl Failures {
     }
 }
 
-impl Window {
+impl FailureWindow {
     fn at(&mut self, now_ms: u64) -> &mut Self {
         let second = now_ms / 1000;
         if self.second != second {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::jwt::{self, Unverified};
+use super::jwt::{self, UnverifiedToken};
 use super::refused::Reason;
 use crate::accounts::Directory;
 use crate::model::Limits;
@@ -12,13 +12,13 @@ use crate::model::Limits;
 pub struct Inspection {
     pub key_name: Option<String>,
     pub claims: Map<String, Value>,
-    /// The first rule that refuses it. Whether it was taken back only a node knows.
+    /// The first rule that refuses the token. Revocation is unknown here.
     pub refused: Option<Reason>,
     /// The claim and what is wrong with it, for [`Reason::BadClaims`].
     pub detail: Option<String>,
 }
 
-/// Reads a token as a node does. Without a directory the signature and the capability of the key are passed over.
+/// Reads a token as a node does. Without a directory, the signature and the key's capability are not checked.
 pub fn inspect(
     token: &str,
     directory: Option<&Directory>,
@@ -26,7 +26,7 @@ pub fn inspect(
     audience: Option<&str>,
     now_ms: u64,
 ) -> Inspection {
-    let unverified = match Unverified::read(token, limits) {
+    let unverified = match UnverifiedToken::read(token, limits) {
         Ok(unverified) => unverified,
         Err(reason) => {
             return Inspection { key_name: None, claims: Map::new(), refused: Some(reason), detail: None };

@@ -19,40 +19,40 @@ use crate::telemetry::Limit;
 const CAPABILITY: &str = "x-service-capability";
 const CLIENT_ID: &str = "x-service-client-id";
 const TIME: &str = "must be a number of seconds since 1970";
-/// Beyond it the milliseconds are no u64.
+/// Bound above which milliseconds overflow u64.
 const SECONDS_MAX: f64 = (u64::MAX / 1000) as f64;
-/// The part of a fault for the log, which may tell a name that the token holds.
+/// Bound of a fault's text in the log, which may quote a name of the token.
 const FAULT_CHARS_MAX: usize = 200;
 
 /// A token whose signature is still to be verified.
 #[derive(Debug)]
-pub(super) struct Unverified<'a> {
-    /// As the header has it, in any form.
+pub(super) struct UnverifiedToken<'a> {
+    /// Key name as the header has it, in any form.
     pub(super) key_name: String,
-    /// Header and claims, which the signature covers.
+    /// Signed text: header and claims.
     signed: &'a str,
     claims: &'a str,
     signature: &'a str,
 }
 
-/// What the claims of a verified token grant.
+/// The grant by the claims of a verified token.
 #[derive(Debug)]
-pub(super) struct Granted {
+pub(super) struct TokenGrant {
     pub(super) capability: Capability,
     pub(super) client_id: Option<ClientId>,
     pub(super) issued_s: u64,
     pub(super) expires_ms: u64,
 }
 
-/// The fields of a header that decide. `crit` lists extensions that must be understood, and none is.
+/// The relevant fields of a header. `crit` lists extensions that must be understood, and none is.
 #[derive(Deserialize)]
-struct ReadHeader {
+struct JwtHeader {
     alg: String,
     kid: Option<String>,
     crit: Option<IgnoredAny>,
 }
 
-impl<'a> Unverified<'a> {
+impl<'a> UnverifiedToken<'a> {
     pub(super) fn read(token: &'a str, limits: &Limits) -> Result<Self, Reason> {
         if token.len() > limits.token_bytes {
             Limit::TokenBytes.hit();
@@ -61,7 +61,7 @@ impl<'a> Unverified<'a> {
         let (signed, signature) = token.rsplit_once('.').ok_or(Reason::Malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(Reason::Malformed)?;
         let header = counted_object(header, limits).ok_or(Reason::Malformed)?;
-        let header: ReadHeader = serde_json::from_str(&header).map_err(|_| Reason::Malformed)?;
+        let header: JwtHeader = serde_json::from_str(&header).map_err(|_| Reason::Malformed)?;
         if header.alg != "HS256" || header.crit.is_some() {
             return Err(Reason::Unsupported);
         }
@@ -74,18 +74,18 @@ impl<'a> Unverified<'a> {
         crypto::verify(self.signature, self.signed.as_bytes(), &key, Algorithm::HS256).unwrap_or(false)
     }
 
-    /// The grant of the claims; the caller checks the signature.
+    /// The grant by the claims; the caller checks the signature.
     pub(super) fn claimed(
         &self,
         limits: &Limits,
         audience: Option<&str>,
         now_ms: u64,
-    ) -> Result<Granted, Reason> {
+    ) -> Result<TokenGrant, Reason> {
         let claims = counted_object(self.claims, limits).ok_or(Reason::BadClaims)?;
         check_claims(&claims, limits, audience, now_ms)
     }
 
-    /// The claim for which [`Unverified::claimed`] says [`Reason::BadClaims`], and what is wrong with it.
+    /// The claim for which [`UnverifiedToken::claimed`] returns [`Reason::BadClaims`], and its fault.
     pub(super) fn bad_claim(&self, limits: &Limits) -> String {
         let claims = self.claims_text(limits).and_then(|text| serde_json::from_str(&text).ok());
         let Some(claims) = claims else {
@@ -99,14 +99,14 @@ impl<'a> Unverified<'a> {
         fault
     }
 
-    /// The JSON text of the claims; `None`: they are no object, not UTF-8, or nested too deep.
+    /// JSON text of the claims; `None` if they are no object, not UTF-8, or nested too deep.
     pub(super) fn claims_text(&self, limits: &Limits) -> Option<String> {
         object(self.claims, limits)
     }
 }
 
-impl Granted {
-    /// The same, unless it goes beyond what the key may do.
+impl TokenGrant {
+    /// The grant, unless it exceeds the key's capability.
     pub(super) fn within(self, key: &Key) -> Result<Self, Reason> {
         match self.capability.is_subset_of(&key.capability) {
             true => Ok(self),
@@ -115,7 +115,7 @@ impl Granted {
     }
 }
 
-/// The key that a token names, if it has signed it.
+/// The key that a token names, if that key signed the token.
 pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc<Key>, Reason> {
     let key = key.ok_or(Reason::UnknownKey)?;
     if !is_signed {
@@ -124,12 +124,12 @@ pub(super) fn usable_key(key: Option<&Arc<Key>>, is_signed: bool) -> Result<&Arc
     if key.active { Ok(key) } else { Err(Reason::RevokedKey) }
 }
 
-/// The text of a part that is an object.
+/// The text of a part that is a JSON object.
 fn object(part: &str, limits: &Limits) -> Option<String> {
     read_object(part, limits, || {})
 }
 
-/// The same, and a part that is nested too deep is counted.
+/// The text of a part that is a JSON object; counts a part that is nested too deep.
 fn counted_object(part: &str, limits: &Limits) -> Option<String> {
     read_object(part, limits, || Limit::Nesting.hit())
 }
@@ -144,8 +144,13 @@ fn read_object(part: &str, limits: &Limits, too_deep: impl FnOnce()) -> Option<S
     tidied.starts_with('{').then(|| tidied.into_owned())
 }
 
-/// Everything about the claims that needs no key. The lifetime is also what catches an `exp` in milliseconds.
-fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64) -> Result<Granted, Reason> {
+/// Checks everything about the claims that needs no key. The lifetime check also catches an `exp` in milliseconds.
+fn check_claims(
+    text: &str,
+    limits: &Limits,
+    audience: Option<&str>,
+    now_ms: u64,
+) -> Result<TokenGrant, Reason> {
     let bad = Reason::BadClaims;
     let claims: ServiceClaims = serde_json::from_str(text).map_err(|_| bad)?;
     let ms = |seconds: u64| seconds.checked_mul(1000).ok_or(bad);
@@ -166,7 +171,7 @@ fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64
     if claims.aud.is_some_and(|aud| !audience.is_some_and(|own| aud.names(own))) {
         return Err(Reason::WrongAudience);
     }
-    Ok(Granted {
+    Ok(TokenGrant {
         capability: Capability::parse_json(&claims.capability).map_err(|_| bad)?,
         client_id: claims
             .client_id
@@ -182,7 +187,7 @@ fn check_claims(text: &str, limits: &Limits, audience: Option<&str>, now_ms: u64
     })
 }
 
-/// Names the first claim that is never accepted, in the order in which they are read.
+/// Names the first claim that can never be accepted, in reading order.
 fn fault_of(claims: &Map<String, Value>, limits: &Limits) -> String {
     for (name, is_needed, expected) in [
         ("iat", true, TIME),

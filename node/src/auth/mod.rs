@@ -1,6 +1,6 @@
-//! A credential → the `Principal` who acts, or the one `Unauthorized`; signed requests → tokens.
+//! Authentication: credential → `Principal`, or the one `Unauthorized`; signed requests → tokens.
 //!
-//! Nothing here knows a status number, and nothing that is printed from here holds a secret, a key or a token.
+//! No status number is known here, and no output of this module contains a secret, a key or a token.
 
 mod connection_key;
 mod credentials;
@@ -29,17 +29,17 @@ pub use credentials::Credentials;
 pub use exchange::ExchangeError;
 pub use inspect::{Inspection, inspect};
 pub use principal::{Principal, PrincipalKind};
-pub use refused::{Reason, Refused};
+pub use refused::{Reason, RefusedCredential};
 pub use revocation::RevokeError;
-pub use store::{Claim, Kept, TokenStore, TokenStoreError};
+pub use store::{NonceClaim, RevocationWrite, TokenStore, TokenStoreError};
 
-use credentials::Presented;
+use credentials::PresentedCredential;
 use failures::Failures;
-use jwt::Unverified;
-use refused::Refusals;
-use revocation::Revocations;
+use jwt::UnverifiedToken;
+use refused::RefusalLog;
+use revocation::RevokedTokens;
 
-/// No usable credential, as the client is told. Malformed, wrong, unknown and revoked are told apart for the operator alone.
+/// No usable credential, as reported to the client. Only the operator learns whether it was malformed, wrong, unknown or revoked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unauthorized;
 
@@ -51,28 +51,28 @@ impl fmt::Display for Unauthorized {
 
 impl std::error::Error for Unauthorized {}
 
-/// Checks credentials against the directory of the moment.
+/// Checks credentials against the current directory.
 pub struct Authenticator {
     accounts: Arc<Accounts>,
     tokens: Box<dyn TokenStore>,
-    revocations: Revocations,
+    revocations: RevokedTokens,
     clock: Clock,
     limits: Limits,
     failures: Failures,
-    refusals: Refusals,
+    refusals: RefusalLog,
     used_nonces: UsedNonces,
-    /// The name that `aud` of a token must hold. `None`: a token with `aud` is refused.
+    /// Name that a token's `aud` must contain. `None`: a token with `aud` is refused.
     audience: Option<String>,
-    /// Token requests with a time up to this one may have been used before, unknown here.
+    /// Time up to which the nonces of token requests may have been used without a trace here.
     nonces_known_after_ms: u64,
-    /// Whom everybody is when authentication is off.
+    /// Account of every caller when authentication is off.
     anonymous: Option<Arc<Account>>,
-    /// Stands in for an unknown key, which then takes as long to refuse as a wrong secret.
+    /// Secret that stands in for an unknown key, so that its refusal takes as long as that of a wrong secret.
     decoy: Secret,
 }
 
 impl Authenticator {
-    /// The account of all work when authentication is off.
+    /// Account of every caller when authentication is off.
     pub const ANONYMOUS_ACCOUNT: &str = "default";
 
     pub fn new(
@@ -91,11 +91,11 @@ impl Authenticator {
         Self {
             accounts,
             tokens: Box::new(tokens),
-            revocations: Revocations::new(limits),
+            revocations: RevokedTokens::new(limits),
             clock,
             limits: limits.clone(),
             failures: Failures::new(limits.failed_token_requests_per_second),
-            refusals: Refusals::new(),
+            refusals: RefusalLog::new(),
             used_nonces: UsedNonces::new(),
             audience: None,
             nonces_known_after_ms: 0,
@@ -104,19 +104,19 @@ impl Authenticator {
         }
     }
 
-    /// Takes tokens that are for this service by name.
+    /// Accepts tokens that name this service as their audience.
     #[must_use]
     pub fn for_audience(self, audience: Option<&str>) -> Self {
         Self { audience: audience.map(str::to_owned), ..self }
     }
 
-    /// Issues nothing for token requests with an earlier time, or with this one: their nonces may have been claimed without a trace here.
+    /// Refuses token requests up to this time: their nonces may have been claimed without a trace here.
     #[must_use]
     pub fn knowing_nonces_after(self, nonces_known_after_ms: u64) -> Self {
         Self { nonces_known_after_ms, ..self }
     }
 
-    /// For HTTP the Authorization header decides, for the socket also the query. A refusal is counted and logged.
+    /// Authenticates a request, by the Authorization header or, for the socket, also by the query. A refusal is counted and logged.
     pub fn authenticate(&self, credentials: &Credentials<'_>) -> Result<Principal, Unauthorized> {
         self.check_credentials(credentials).map_err(|refused| {
             self.note(&refused, credentials.address);
@@ -124,48 +124,47 @@ impl Authenticator {
         })
     }
 
-    /// For the refresh of a connection; whether the principal may take it over is the session's to say. A refusal is
-    /// the caller's to note.
-    pub fn authenticate_token(&self, jwt: &str) -> Result<Principal, Refused> {
+    /// Authenticates the token with which a connection refreshes itself. The session decides whether the principal may take the connection
+    /// over, and the caller logs a refusal.
+    pub fn authenticate_token(&self, jwt: &str) -> Result<Principal, RefusedCredential> {
         match &self.anonymous {
             Some(account) => Ok(Principal::anonymous(account.clone())),
             None => self.check_token(jwt),
         }
     }
 
-    /// Counts a refusal, and logs it once in a while.
-    pub fn note(&self, refused: &Refused, address: Option<IpAddr>) {
+    /// Counts a refusal, and logs it at a limited rate.
+    pub fn note(&self, refused: &RefusedCredential, address: Option<IpAddr>) {
         self.refusals.note(refused, address, &self.accounts.current());
     }
 
-    /// Changes whenever the directory does, or a token is revoked.
+    /// A number that changes with the directory and with each revocation.
     pub fn generation(&self) -> u64 {
         self.accounts.generation() + self.revocations.changes()
     }
 
-    /// The principal behind a live connection as the directory has it now, to be asked whenever the generation has
-    /// changed. A key's capability is what it is by then, a token's must still be covered by its key's.
+    /// The principal of a live connection under the current directory, to be called when the generation has changed. A key has its present
+    /// capability; a token's must still be covered by its key's.
     ///
-    /// `None`: the credential would not be taken any more, its expiry apart.
+    /// `None`: the credential would be refused now, apart from its expiry.
     pub fn review(&self, principal: &Principal) -> Option<Principal> {
-        let Some(former) = principal.key() else {
+        let Some(previous) = principal.key() else {
             return self.anonymous.as_ref().map(|_| principal.clone());
         };
         if self.is_revoked(principal) {
             return None;
         }
         let directory = self.accounts.current();
-        let key = directory
-            .key(&former.name)
-            .filter(|key| key.active && key.account.id == former.account.id && key.secret == former.secret)?;
+        let key = directory.key(&previous.name).filter(|key| {
+            key.active && key.account.id == previous.account.id && key.secret == previous.secret
+        })?;
         let renewed = principal.renewed(key);
         renewed.capability.is_subset_of(&key.capability).then_some(renewed)
     }
 
-    /// What the keys of an account grant at most to who was connected to a former run of the node, who may have changed from
-    /// one of them to another meanwhile; none: nothing any more. With it the account as it is now, with every default when
-    /// there is none.
-    pub fn former(&self, account: &AccountId) -> (Arc<Account>, Vec<Arc<Capability>>) {
+    /// The account as it is now, with defaults if it is gone, and the capabilities of its active keys. Together they are the most that a
+    /// client of the previous incarnation may do, as it may have changed its key meanwhile; none: nothing any more.
+    pub fn restored_grants(&self, account: &AccountId) -> (Arc<Account>, Vec<Arc<Capability>>) {
         if let Some(anonymous) = self.anonymous.as_ref().filter(|anonymous| anonymous.id == *account) {
             return (Arc::clone(anonymous), vec![Arc::new(Capability::everything())]);
         }
@@ -176,52 +175,52 @@ impl Authenticator {
         (known.unwrap_or_else(|| Arc::new(Account::plain(account.as_str()))), granted)
     }
 
-    fn check_credentials(&self, credentials: &Credentials<'_>) -> Result<Principal, Refused> {
+    fn check_credentials(&self, credentials: &Credentials<'_>) -> Result<Principal, RefusedCredential> {
         if let Some(account) = &self.anonymous {
             return Ok(Principal::anonymous(account.clone()));
         }
         let principal = self.check(credentials.presented()?)?;
         match (&principal.client_id, credentials.chosen_client_id()) {
             (Some(forced), Some(chosen)) if forced.as_str() != chosen => {
-                Err(Refused::of(&principal.key_name, Reason::OtherClientId))
+                Err(RefusedCredential::of(&principal.key_name, Reason::OtherClientId))
             }
             _ => Ok(principal),
         }
     }
 
-    fn check(&self, presented: Presented<'_>) -> Result<Principal, Refused> {
+    fn check(&self, presented: PresentedCredential<'_>) -> Result<Principal, RefusedCredential> {
         match presented {
-            Presented::Key(text) => self.check_key(&text),
-            Presented::Token(jwt) => self.check_token(&jwt),
+            PresentedCredential::Key(text) => self.check_key(&text),
+            PresentedCredential::Token(jwt) => self.check_token(&jwt),
         }
     }
 
-    /// Takes `<secret>.<keyName>`.
-    fn check_key(&self, text: &str) -> Result<Principal, Refused> {
+    /// Checks `<secret>.<keyName>`.
+    fn check_key(&self, text: &str) -> Result<Principal, RefusedCredential> {
         let (secret, name) = text.rsplit_once('.').ok_or(Reason::Malformed)?;
         let directory = self.accounts.current();
         let (key, own_secret) = self.key_or_decoy(&directory, name);
         let matches = own_secret.matches(secret.as_bytes());
-        // Without a key by that name the text may be a secret, with its parts in the wrong order.
+        // Without a key of that name the text may be a secret, with the parts of the key swapped.
         let key = key.ok_or(Reason::UnknownKey)?;
         if !matches {
-            return Err(Refused::of(name, Reason::BadSecret));
+            return Err(RefusedCredential::of(name, Reason::BadSecret));
         }
         if !key.active {
-            return Err(Refused::of(name, Reason::RevokedKey));
+            return Err(RefusedCredential::of(name, Reason::RevokedKey));
         }
         Ok(Principal::of_key(key.clone(), self.clock.now_ms() / 1000))
     }
 
-    fn check_token(&self, token: &str) -> Result<Principal, Refused> {
-        let unverified = Unverified::read(token, &self.limits)?;
+    fn check_token(&self, token: &str) -> Result<Principal, RefusedCredential> {
+        let unverified = UnverifiedToken::read(token, &self.limits)?;
         self.verify(&unverified).map_err(|reason| {
             let detail = (reason == Reason::BadClaims).then(|| unverified.bad_claim(&self.limits));
-            Refused::of(&unverified.key_name, reason).with_detail(detail)
+            RefusedCredential::of(&unverified.key_name, reason).with_detail(detail)
         })
     }
 
-    fn verify(&self, unverified: &Unverified<'_>) -> Result<Principal, Reason> {
+    fn verify(&self, unverified: &UnverifiedToken<'_>) -> Result<Principal, Reason> {
         let directory = self.accounts.current();
         let (key, secret) = self.key_or_decoy(&directory, &unverified.key_name);
         let key = jwt::usable_key(key, unverified.is_signed_with(secret))?;

@@ -1,9 +1,9 @@
-//! Who acts, and what that allows.
+//! Principal: the authenticated caller, and its rights.
 
 use std::sync::Arc;
 
-use super::jwt::Granted;
-use super::refused::{Reason, Refused};
+use super::jwt::TokenGrant;
+use super::refused::{Reason, RefusedCredential};
 use crate::accounts::{Account, Key};
 use crate::model::{Capability, ChannelKey, ChannelName, ClientId, KeyName, Operation};
 
@@ -19,21 +19,21 @@ pub enum PrincipalKind {
 #[derive(Debug, Clone)]
 pub struct Principal {
     pub account: Arc<Account>,
-    /// Of the key itself, or of the one that signed the token.
+    /// Name of the key, or of the key that signed the token.
     pub key_name: KeyName,
     pub capability: Arc<Capability>,
-    /// Forced by the token; `None` leaves the choice to the client.
+    /// ClientId forced by the token; `None` leaves the choice to the client.
     pub client_id: Option<ClientId>,
     pub kind: PrincipalKind,
-    /// Epoch seconds: the token's `iat`, or when the key was shown.
+    /// Epoch seconds: the token's `iat`, or the time at which the key was presented.
     pub issued_s: u64,
-    /// Epoch milliseconds, from when on the token is refused.
+    /// Epoch milliseconds, from which the token is refused.
     pub expires_ms: Option<u64>,
     key: Option<Arc<Key>>,
 }
 
 impl Principal {
-    /// The only way to name a channel to the rest of the node: within the caller's own account.
+    /// The key of a channel in the caller's account: the only way to name a channel to the rest of the node.
     pub fn channel(&self, name: ChannelName) -> ChannelKey {
         ChannelKey::new(self.account.id.clone(), name)
     }
@@ -42,9 +42,9 @@ impl Principal {
         self.capability.allows(channel, operation)
     }
 
-    /// Why it is not taken all the same.
-    pub fn refused(&self, reason: Reason) -> Refused {
-        Refused::of(&self.key_name, reason)
+    /// A refusal of this authenticated caller.
+    pub fn refused(&self, reason: Reason) -> RefusedCredential {
+        RefusedCredential::of(&self.key_name, reason)
     }
 
     pub(super) fn of_key(key: Arc<Key>, now_s: u64) -> Self {
@@ -60,7 +60,7 @@ impl Principal {
         }
     }
 
-    pub(super) fn of_token(key: Arc<Key>, granted: Granted) -> Self {
+    pub(super) fn of_token(key: Arc<Key>, granted: TokenGrant) -> Self {
         Self {
             account: key.account.clone(),
             key_name: key.name.clone(),

@@ -1,4 +1,4 @@
-//! Why a credential was refused. It is counted and logged for the operator; the client is told none of it.
+//! Refusals of credentials: counted and logged for the operator, with no detail for the client.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -27,7 +27,7 @@ macro_rules! reasons {
             }
         }
 
-        /// The rule in a sentence without a full stop.
+        /// A sentence without a full stop.
         impl fmt::Display for Reason {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(match self {
@@ -65,17 +65,17 @@ reasons! {
     NonceUsed "nonce_used" "the nonce of the token request has been used"
 }
 
-/// A refused credential, with the key that it names where the operator may see it.
+/// A refused credential, with the name of its key if the operator may see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedCredential {
     pub reason: Reason,
     key_name: Option<Box<str>>,
-    /// The claim and what is wrong with it, for [`Reason::BadClaims`] of a token whose signature is good.
+    /// The claim and its fault, for [`Reason::BadClaims`] of a token with a valid signature.
     detail: Option<Box<str>>,
 }
 
-impl Refused {
-    /// `key_name` is dropped unless it has the form of one.
+impl RefusedCredential {
+    /// A refusal. `key_name` is dropped unless it has the form of one.
     pub(super) fn of(key_name: &str, reason: Reason) -> Self {
         Self { reason, key_name: is_key_name(key_name).then(|| key_name.into()), detail: None }
     }
@@ -85,16 +85,16 @@ impl Refused {
     }
 }
 
-impl From<Reason> for Refused {
+impl From<Reason> for RefusedCredential {
     fn from(reason: Reason) -> Self {
         Self { reason, key_name: None, detail: None }
     }
 }
 
-/// Counts every refusal, and logs each reason and known key once in a while.
-pub(super) struct Refusals(Repeats);
+/// Counts every refusal, and logs each reason and known key at a limited rate.
+pub(super) struct RefusalLog(Repeats);
 
-impl Refusals {
+impl RefusalLog {
     pub(super) fn new() -> Self {
         for reason in Reason::ALL {
             metrics::counter!(FAILURES, "reason" => reason.name()).increment(0);
@@ -102,11 +102,11 @@ impl Refusals {
         Self(Repeats::default())
     }
 
-    pub(super) fn note(&self, refused: &Refused, address: Option<IpAddr>, directory: &Directory) {
-        let Refused { reason, key_name, detail } = refused;
+    pub(super) fn note(&self, refused: &RefusedCredential, address: Option<IpAddr>, directory: &Directory) {
+        let RefusedCredential { reason, key_name, detail } = refused;
         metrics::counter!(FAILURES, "reason" => reason.name()).increment(1);
         let known = key_name.as_deref().filter(|name| directory.key(name).is_some());
-        // Names that no key has share one place, or a client could fill the log with invented ones.
+        // Unknown names share one entry, or a client could fill the log with invented ones.
         let Some(held_back) = self.0.happens(&(reason, known)) else { return };
         let kid = key_name.as_deref().and_then(|name| directory.loggable(name));
         let address = address.map(tracing::field::display);
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_key_name_is_kept_only_in_the_form_of_one() {
-        let kept = |name: &str| Refused::of(name, Reason::UnknownKey).key_name.is_some();
+        let kept = |name: &str| RefusedCredential::of(name, Reason::UnknownKey).key_name.is_some();
         assert!(kept("k1") && kept(&"k".repeat(64)));
         for name in ["", "secret.k1", "k\n1", "k\u{e9}", "a b", &"k".repeat(65)] {
             assert!(!kept(name), "{name:?}");

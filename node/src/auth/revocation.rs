@@ -1,4 +1,4 @@
-//! Tokens taken back before they expire: what is held in memory, and who may add to it.
+//! Revocation of tokens before they expire: the state in memory, and its changes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,26 +8,26 @@ use fanfare_proto::token::{RevokeRequest, Revoked, TokenRequestError};
 use parking_lot::RwLock;
 
 use super::Authenticator;
-use super::exchange::{Span, limit_of};
+use super::exchange::{DurationText, limit_of};
 use super::principal::{Principal, PrincipalKind};
 use crate::model::{ClientId, KeyName, Limits, Revocation};
 use crate::telemetry::Limit;
 
-/// Of what other nodes have revoked, so many times the clientIds of a key that may be revoked here are taken.
-const ELSEWHERE: usize = 4;
-/// Keys of which they are, far more than there are.
+/// Factor by which the revoked clientIds of a key may exceed the local limit through revocations by other nodes.
+const OTHER_NODES_FACTOR: usize = 4;
+/// Bound of the keys with revocations, far above their real number.
 const KEYS_MAX: usize = 1_000_000;
 
-/// Why no token was revoked; the text is what the client is told.
+/// Why no token was revoked; the text is sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevokeError {
-    /// A token, or another key.
+    /// The credential is a token, or another key.
     NotTheKey,
     Malformed(String),
     TooManyClientIds {
         client_ids_max: usize,
     },
-    /// Refused from now on, but not known to be remembered over a restart.
+    /// Revoked from now on, but possibly not after a restart.
     Unavailable,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for RevokeError {
 impl std::error::Error for RevokeError {}
 
 impl Authenticator {
-    /// Refuses tokens of the key `path_key` from now on, and remembers it before it answers.
+    /// Revokes tokens of the key `path_key`, and stores the revocation before it answers.
     pub async fn revoke_tokens(
         &self,
         principal: &Principal,
@@ -76,10 +76,10 @@ impl Authenticator {
         Ok(answer)
     }
 
-    /// Refuses from now on what another node has revoked; gives what was not refused here yet, to be remembered too.
+    /// Applies revocations of another node, and returns those that were new here, to be stored too.
     ///
     /// # Errors
-    /// There are more than any node takes: some are not refused here.
+    /// There are more than a node accepts: some are not in force here.
     pub fn take_revocations(&self, revocations: Vec<Revocation>) -> Result<Vec<Revocation>, RevokeError> {
         let now_ms = self.clock.expiry_ms();
         let kept_ms = self.limits.revocation_kept_ms();
@@ -94,12 +94,12 @@ impl Authenticator {
         outcome.map(|()| new)
     }
 
-    /// All that are in force, in any order.
+    /// All revocations in force, in any order.
     pub fn revocations(&self) -> Vec<Revocation> {
         self.revocations.all()
     }
 
-    /// Takes up what was remembered before the node was started.
+    /// Restores the revocations stored before the start.
     pub fn restore_revocations(&self, revocations: &[Revocation]) {
         let now_ms = self.clock.expiry_ms();
         for revocation in revocations
@@ -110,7 +110,7 @@ impl Authenticator {
         }
     }
 
-    /// Frees what is held for tokens that have all expired; to be called every few minutes.
+    /// Drops revocations whose tokens have all expired; to be called every few minutes.
     pub fn forget_ended_revocations(&self) {
         self.revocations.forget_ended(self.clock.expiry_ms());
     }
@@ -131,10 +131,10 @@ impl Authenticator {
         let client_id = request.client_id.as_deref().map(|id| self.client_id(id)).transpose();
         let client_id = client_id.map_err(|error| malformed(format!("clientId {error}")))?;
         let issued_before_ms = request.issued_before.unwrap_or(now_ms);
-        // A second less, so that a token issued next, which says a whole second, is good at once.
+        // One second less, so that the next token, with its whole second, is valid at once.
         let ahead_ms = self.limits.jwt_ahead_ms;
         if issued_before_ms > now_ms + ahead_ms.saturating_sub(1000) {
-            let ahead = Span(ahead_ms);
+            let ahead = DurationText(ahead_ms);
             let text = format!("issuedBefore must be less than {ahead} ahead of the server's clock");
             return Err(malformed(text));
         }
@@ -142,9 +142,9 @@ impl Authenticator {
     }
 }
 
-/// What is revoked, by key. Bounded by the clientIds that each key may name.
-pub(super) struct Revocations {
-    keys: RwLock<HashMap<KeyName, OfKey>>,
+/// Revoked tokens by key. Bounded by the clientIds that each key may name.
+pub(super) struct RevokedTokens {
+    keys: RwLock<HashMap<KeyName, KeyRevocations>>,
     changes: AtomicU64,
     client_ids_max: usize,
     kept_ms: u64,
@@ -152,13 +152,13 @@ pub(super) struct Revocations {
 
 /// Epoch milliseconds, exclusive.
 #[derive(Default)]
-struct OfKey {
+struct KeyRevocations {
     all_before_ms: u64,
-    /// Only what lies beyond `all_before_ms`.
+    /// Only times after `all_before_ms`.
     clients_before_ms: HashMap<ClientId, u64>,
 }
 
-impl Revocations {
+impl RevokedTokens {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             keys: RwLock::default(),
@@ -168,12 +168,12 @@ impl Revocations {
         }
     }
 
-    /// Counts what was added.
+    /// The number of revocations added.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The moment before which tokens of this key and clientId are refused; 0: none are.
+    /// Time before which tokens of this key and clientId are refused; 0 for none.
     pub(super) fn before_ms(&self, key_name: &KeyName, client_id: Option<&ClientId>) -> u64 {
         let keys = self.keys.read();
         let Some(of_key) = keys.get(key_name) else { return 0 };
@@ -181,7 +181,8 @@ impl Revocations {
         of_key.all_before_ms.max(of_client.unwrap_or(0))
     }
 
-    /// A token says its second of issue only: one of the very second in which the moment lies is refused as well.
+    /// Whether a token is revoked. Tokens carry only their second of issue: those of the very second of the revocation
+    /// are refused too.
     pub(super) fn covers(&self, key_name: &KeyName, client_id: Option<&ClientId>, issued_s: u64) -> bool {
         issued_s.saturating_mul(1000) < self.before_ms(key_name, client_id)
     }
@@ -203,12 +204,14 @@ impl Revocations {
         Ok(())
     }
 
-    /// Without a bound: what was once taken holds, also when fewer clientIds are allowed since.
+    /// Restores a revocation without a bound: what was accepted stays in force, even if fewer clientIds are allowed
+    /// since.
     fn restore(&self, revocation: &Revocation) {
         self.keys.write().entry(revocation.key_name.clone()).or_default().merge(revocation);
     }
 
-    /// What another node took; as many nodes may take something at a time, there may be more than here. True: it is news.
+    /// Adds a revocation of another node; true if it is new. Several nodes may revoke at the same time, so the bound is
+    /// higher than for local ones.
     fn take(&self, revocation: &Revocation) -> Result<bool, RevokeError> {
         let mut keys = self.keys.write();
         let is_full = match keys.get(&revocation.key_name) {
@@ -216,7 +219,8 @@ impl Revocations {
             Some(of_key) => {
                 let is_known = |id: &ClientId| of_key.clients_before_ms.contains_key(id);
                 revocation.client_id.as_ref().is_some_and(|id| !is_known(id))
-                    && of_key.clients_before_ms.len() >= self.client_ids_max.saturating_mul(ELSEWHERE)
+                    && of_key.clients_before_ms.len()
+                        >= self.client_ids_max.saturating_mul(OTHER_NODES_FACTOR)
             }
         };
         if is_full {
@@ -252,8 +256,8 @@ impl Revocations {
     }
 }
 
-impl OfKey {
-    /// False: it is covered already.
+impl KeyRevocations {
+    /// Adds a revocation; false if it is covered already.
     fn merge(&mut self, revocation: &Revocation) -> bool {
         let before_ms = revocation.issued_before_ms;
         if before_ms <= self.all_before_ms {

@@ -1,11 +1,11 @@
-//! What is needed of a store.
+//! Store interface of the authenticator.
 
 use std::fmt;
 use std::pin::Pin;
 
 use crate::model::{Nonce, Revocation};
 
-/// It was not done, or nobody knows whether it was.
+/// The operation failed, or its outcome is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenStoreError;
 
@@ -17,15 +17,15 @@ impl fmt::Display for TokenStoreError {
 
 impl std::error::Error for TokenStoreError {}
 
-/// True: new, and durably remembered for `nonce_memory_ms`. False: claimed before.
-pub type Claim = Pin<Box<dyn Future<Output = Result<bool, TokenStoreError>> + Send>>;
+/// True: new, and durably stored for `nonce_memory_ms`. False: claimed before.
+pub type NonceClaim = Pin<Box<dyn Future<Output = Result<bool, TokenStoreError>> + Send>>;
 
 /// Resolves when the revocation is durable.
-pub type Kept = Pin<Box<dyn Future<Output = Result<(), TokenStoreError>> + Send>>;
+pub type RevocationWrite = Pin<Box<dyn Future<Output = Result<(), TokenStoreError>> + Send>>;
 
 pub trait TokenStore: Send + Sync + 'static {
-    fn claim_nonce(&self, nonce: Nonce) -> Claim;
+    fn claim_nonce(&self, nonce: Nonce) -> NonceClaim;
 
-    /// To be given to `Authenticator::restore_revocations` at the next start.
-    fn keep_revocation(&self, revocation: Revocation) -> Kept;
+    /// Stores a revocation, for `Authenticator::restore_revocations` at the next start.
+    fn keep_revocation(&self, revocation: Revocation) -> RevocationWrite;
 }

@@ -1,4 +1,4 @@
-//! The rules of credentials as tables, over a directory, a clock that stands still and a store in memory.
+//! The rules of credentials as tables, over a directory, a manual clock and a store in memory.
 
 mod credentials;
 mod exchange;
@@ -35,22 +35,22 @@ fn directory() -> DirectoryText {
 const PUBLISH: &str = r#"{"*":["publish"]}"#;
 
 #[derive(Clone, Default)]
-struct Memory {
+struct AuthTestTokens {
     claimed: Arc<Mutex<HashSet<Nonce>>>,
     asked: Arc<AtomicUsize>,
     kept: Arc<Mutex<Vec<Revocation>>>,
     down: Arc<AtomicBool>,
 }
 
-impl TokenStore for Memory {
-    fn claim_nonce(&self, nonce: Nonce) -> Claim {
+impl TokenStore for AuthTestTokens {
+    fn claim_nonce(&self, nonce: Nonce) -> NonceClaim {
         let down = self.down.load(Ordering::Relaxed);
         self.asked.fetch_add(1, Ordering::Relaxed);
         let new = !down && self.claimed.lock().insert(nonce);
         Box::pin(async move { if down { Err(TokenStoreError) } else { Ok(new) } })
     }
 
-    fn keep_revocation(&self, revocation: Revocation) -> Kept {
+    fn keep_revocation(&self, revocation: Revocation) -> RevocationWrite {
         let down = self.down.load(Ordering::Relaxed);
         if !down {
             self.kept.lock().push(revocation);
@@ -59,13 +59,13 @@ impl TokenStore for Memory {
     }
 }
 
-struct Fixture {
+struct AuthFixture {
     auth: Authenticator,
-    tokens: Memory,
+    tokens: AuthTestTokens,
     clock: Clock,
 }
 
-impl Fixture {
+impl AuthFixture {
     fn new() -> Self {
         Self::with(true)
     }
@@ -83,7 +83,7 @@ impl Fixture {
     }
 
     fn build(accounts: Arc<Accounts>, limits: &Limits, auth_on: bool) -> Self {
-        let (tokens, clock) = (Memory::default(), Clock::manual(NOW_MS));
+        let (tokens, clock) = (AuthTestTokens::default(), Clock::manual(NOW_MS));
         let auth = Authenticator::new(accounts, tokens.clone(), clock.clone(), limits, auth_on);
         Self { auth, tokens, clock }
     }

@@ -1,4 +1,4 @@
-//! Nonces of token requests that this node has seen used. A repeat costs it a look, and nothing in the store or at other nodes.
+//! Nonces that this node has seen used: a repeat is refused without asking the store or other nodes.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,17 +7,18 @@ use parking_lot::Mutex;
 
 use crate::model::Nonce;
 
-/// Of each of two generations. The older one goes when the newer one is full, so as many of the last are known at least.
+/// Size of each of two generations. The older one is dropped when the newer one is full, so at least this many of the last nonces are
+/// known.
 const NONCES_MAX: usize = 32_768;
 
-/// Hashes of 64 bits under a key of this process: no client can make two nonces that share one.
+/// 64-bit hashes under a key of this process: no client can produce two nonces with the same hash.
 pub(super) struct UsedNonces {
     hasher: RandomState,
-    generations: Mutex<Generations>,
+    generations: Mutex<NonceGenerations>,
 }
 
 #[derive(Default)]
-struct Generations {
+struct NonceGenerations {
     newer: HashSet<u64>,
     older: HashSet<u64>,
 }
@@ -27,7 +28,7 @@ impl UsedNonces {
         Self { hasher: RandomState::new(), generations: Mutex::default() }
     }
 
-    /// False of one that may be new, or was used long ago.
+    /// Whether the nonce was used lately; false if it may be new, or was used long ago.
     pub(super) fn holds(&self, nonce: &Nonce) -> bool {
         let hash = self.hasher.hash_one(nonce);
         let generations = self.generations.lock();

@@ -1,4 +1,4 @@
-//! `fanfare backup` and `fanfare restore`: what a node keeps on its disk, into one file and back.
+//! `fanfare backup` and `fanfare restore`: the data folder of a node, into one file and back.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IsTerminal as _, Read, Write};
@@ -10,14 +10,14 @@ use bytes::{Buf as _, Bytes};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use tokio::sync::mpsc;
 
-use super::failure::{Failure, Outcome};
-use super::progress::Telling;
+use super::failure::{CommandOutcome, Failure};
+use super::progress::ProgressReporter;
 use super::running::RunningNode;
 use super::{output, runtime};
-use crate::app::{self, BackupError, Progress, StoppedNode, Summary};
+use crate::app::{self, BackupError, BackupSummary, CopyProgress, StoppedNode};
 use crate::config::{Config, flags};
 
-/// Blocks between who gives them and who writes them; where there are so many, the first one waits.
+/// Blocks in the queue between reader and writer; the reader waits when it is full.
 const BLOCKS: usize = 2;
 
 pub(super) fn commands() -> [Command; 2] {
@@ -39,43 +39,47 @@ pub(super) fn commands() -> [Command; 2] {
     ]
 }
 
-pub(super) fn backup(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
-    let target = Target::of(matches)?;
+pub(super) fn backup(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
+    let target = BackupDestination::of(matches)?;
     let outcome = runtime::interruptible(backed_up(config, target.clone()));
-    if !matches!(outcome, Ok(Outcome::Done)) {
+    if !matches!(outcome, Ok(CommandOutcome::Done)) {
         target.discard();
     }
     outcome
 }
 
-async fn backed_up(config: &Config, target: Target) -> Result<Outcome, Failure> {
+async fn backed_up(config: &Config, target: BackupDestination) -> Result<CommandOutcome, Failure> {
     let (give, blocks) = mpsc::channel(BLOCKS);
-    let from = From::open(config).await?;
+    let from = CliBackupSource::open(config).await?;
     let writing = target.clone();
-    let written = tokio::task::spawn_blocking(move || writing.write(Blocks { blocks, block: Bytes::new() }));
+    let written = tokio::task::spawn_blocking(move || {
+        writing.write(BackupBlockReceiver { blocks, block: Bytes::new() })
+    });
     let given = from.give(give).await;
     let written = written.await.map_err(|error| Failure::because("backup", &error))?;
-    // A damaged backup, or a full disk, is the reason of what the other side sees; a missing end is not.
+    // A damaged backup, or a full disk, explains the error of the other side; a missing end does not.
     let summary = match (written, given) {
         (Err(BackupError::Cut(_) | BackupError::Foreign), Err(failure)) => return Err(failure),
         (written, _) => written.map_err(|error| Failure::because("backup", &error))?,
     };
     let text = format!("backup of {}", described(&summary));
     match target {
-        Target::Stdout => output::tell(&text),
-        Target::Special(_) | Target::File { .. } => return output::print(&format!("{text}\n")),
+        BackupDestination::Stdout => output::tell(&text),
+        BackupDestination::Special(_) | BackupDestination::File { .. } => {
+            return output::print(&format!("{text}\n"));
+        }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// Whoever has the databases.
-enum From {
+/// The process that has the databases open.
+enum CliBackupSource {
     Running(RunningNode),
     Stopped(StoppedNode),
 }
 
-impl From {
-    /// The folder itself says whether a node runs on it: `node.json` may be that of another machine.
+impl CliBackupSource {
+    /// Opens the folder, whose lock shows whether a node runs on it: `node.json` may be of another machine.
     async fn open(config: &Config) -> Result<Self, Failure> {
         let own = config.clone();
         let opened = tokio::task::spawn_blocking(move || StoppedNode::open(&own)).await;
@@ -90,7 +94,7 @@ impl From {
         match self {
             Self::Running(node) => node.stream("/backup", to).await,
             Self::Stopped(node) => {
-                let written = tokio::task::spawn_blocking(move || node.write(Giving(to))).await;
+                let written = tokio::task::spawn_blocking(move || node.write(BackupBlockSender(to))).await;
                 let written = written.map_err(|error| Failure::because("backup", &error))?;
                 written.map_err(|error| Failure::because("backup", &error))
             }
@@ -98,10 +102,10 @@ impl From {
     }
 }
 
-/// Gives what is written to it to another thread.
-struct Giving(mpsc::Sender<Bytes>);
+/// A writer that passes its bytes to another thread.
+struct BackupBlockSender(mpsc::Sender<Bytes>);
 
-impl Write for Giving {
+impl Write for BackupBlockSender {
     fn write(&mut self, block: &[u8]) -> io::Result<usize> {
         let given = self.0.blocking_send(Bytes::copy_from_slice(block));
         given.map(|()| block.len()).map_err(|_| io::ErrorKind::BrokenPipe.into())
@@ -112,13 +116,13 @@ impl Write for Giving {
     }
 }
 
-/// What another task gives, to be read on a thread that may block.
-struct Blocks {
+/// A reader of another task's blocks, for a thread that may block.
+struct BackupBlockReceiver {
     blocks: mpsc::Receiver<Bytes>,
     block: Bytes,
 }
 
-impl Read for Blocks {
+impl Read for BackupBlockReceiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.block.is_empty() {
             let Some(block) = self.blocks.blocking_recv() else { return Ok(0) };
@@ -130,20 +134,20 @@ impl Read for Blocks {
     }
 }
 
-/// Where a backup goes.
+/// The destination of a backup.
 #[derive(Debug, Clone)]
-enum Target {
+enum BackupDestination {
     Stdout,
-    /// A device or a pipe, which is there.
+    /// An existing device or pipe.
     Special(PathBuf),
-    /// Written `aside`, a new file in the same folder, and renamed when it is whole.
+    /// A file that is written as `aside` in the same folder, and renamed when complete.
     File {
         path: PathBuf,
         aside: PathBuf,
     },
 }
 
-impl Target {
+impl BackupDestination {
     fn of(matches: &ArgMatches) -> Result<Self, Failure> {
         match &**file(matches)? {
             "-" if io::stdout().is_terminal() => {
@@ -160,7 +164,7 @@ impl Target {
         match fs::metadata(path).map(|found| found.file_type()) {
             Ok(found) if found.is_dir() => Err(refused(&io::ErrorKind::IsADirectory.into())),
             Ok(found) if !found.is_file() => Ok(Self::Special(path.to_owned())),
-            // The file that a link leads to is replaced, and not the link.
+            // Replaces the target of a symbolic link, not the link.
             Ok(_) => fs::canonicalize(path).map(Self::beside).map_err(|error| refused(&error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::beside(path.to_owned())),
             Err(error) => Err(refused(&error)),
@@ -173,8 +177,8 @@ impl Target {
         Self::File { path, aside: aside.into() }
     }
 
-    /// Reads the backup as it is written, so that one that is not whole is not taken for one.
-    fn write(&self, from: impl Read) -> Result<Summary, BackupError> {
+    /// Writes the backup and checks it on the way, so that an incomplete one is not accepted.
+    fn write(&self, from: impl Read) -> Result<BackupSummary, BackupError> {
         let unwritten = |path: &Path, error: io::Error| BackupError::Unwritten {
             path: path.to_owned(),
             reason: error.to_string(),
@@ -197,7 +201,7 @@ impl Target {
         }
     }
 
-    /// What was begun and is not whole.
+    /// Removes an incomplete file.
     fn discard(&self) {
         if let Self::File { aside, .. } = self {
             fs::remove_file(aside).ok();
@@ -205,15 +209,15 @@ impl Target {
     }
 }
 
-/// The name of the file outlasts a loss of power.
+/// Syncs the folder, so that the name of the file survives a power loss.
 fn sync_folder(path: &Path) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Writes a backup, and reads it as it is written.
-fn copied(from: impl Read, to: impl Write, path: &Path) -> Result<Summary, BackupError> {
-    let mut copying = Copying { from, to, is_unwritten: false };
+/// Writes a backup and checks it on the way.
+fn copied(from: impl Read, to: impl Write, path: &Path) -> Result<BackupSummary, BackupError> {
+    let mut copying = TeeReader { from, to, is_unwritten: false };
     match checked(&mut copying) {
         Err(BackupError::Unread(error)) if copying.is_unwritten => {
             Err(BackupError::Unwritten { path: path.to_owned(), reason: error.to_string() })
@@ -222,15 +226,15 @@ fn copied(from: impl Read, to: impl Write, path: &Path) -> Result<Summary, Backu
     }
 }
 
-/// Writes what is read from it.
-struct Copying<R, W> {
+/// A reader that writes everything it reads.
+struct TeeReader<R, W> {
     from: R,
     to: W,
-    /// An error of reading is one of writing.
+    /// Whether a read error is really one of the writing.
     is_unwritten: bool,
 }
 
-impl<R: Read, W: Write> Read for Copying<R, W> {
+impl<R: Read, W: Write> Read for TeeReader<R, W> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = self.from.read(buffer)?;
         let written = self.to.write_all(&buffer[..length]);
@@ -240,19 +244,19 @@ impl<R: Read, W: Write> Read for Copying<R, W> {
     }
 }
 
-fn checked(from: impl Read) -> Result<Summary, BackupError> {
-    told(|told| app::check_backup(from, told))
+fn checked(from: impl Read) -> Result<BackupSummary, BackupError> {
+    with_progress(|on_progress| app::check_backup(from, on_progress))
 }
 
-/// Tells on stderr how far it is.
-fn told<T>(act: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
-    let mut telling = Telling::default();
-    let outcome = act(&mut |rows, of| telling.hear(Progress { rows, of, before: 0 }));
-    telling.end();
+/// Reports the progress on stderr.
+fn with_progress<T>(act: impl FnOnce(&mut dyn FnMut(u64, u64)) -> T) -> T {
+    let mut reporter = ProgressReporter::default();
+    let outcome = act(&mut |rows, of| reporter.report(CopyProgress { rows, of, before: 0 }));
+    reporter.end();
     outcome
 }
 
-pub(super) fn restore(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
+pub(super) fn restore(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
     let path = file(matches)?;
     let from: Box<dyn Read> = match &**path {
         "-" => Box::new(io::stdin().lock()),
@@ -264,7 +268,7 @@ pub(super) fn restore(config: &Config, matches: &ArgMatches) -> Result<Outcome, 
         let summary = checked(from).map_err(|error| Failure::because("restore", &error))?;
         return output::print(&format!("whole: {}\n", described(&summary)));
     }
-    let restored = told(|told| app::restore(config, from, told));
+    let restored = with_progress(|on_progress| app::restore(config, from, on_progress));
     let summary = restored.map_err(|error| Failure::because("restore", &error))?;
     output::tell(&format!(
         "tokens that were revoked after {} are good again here: revoke them once more when the node runs",
@@ -277,7 +281,7 @@ fn file(matches: &ArgMatches) -> Result<&String, Failure> {
     matches.get_one::<String>("file").ok_or_else(|| Failure::usage("FILE is missing"))
 }
 
-fn described(Summary { header, totals, bytes }: &Summary) -> String {
+fn described(BackupSummary { header, totals, bytes }: &BackupSummary) -> String {
     let databases = [("store", &header.store_format), ("outbox", &header.outbox_format)];
     let names: Vec<_> =
         databases.iter().filter(|(_, format)| format.is_some()).map(|(name, _)| *name).collect();
@@ -288,7 +292,7 @@ fn described(Summary { header, totals, bytes }: &Summary) -> String {
 }
 
 fn date(epoch_ms: u64) -> String {
-    // What no date can say is not said as one.
+    // Times beyond the calendar's range are not shown as dates.
     match UNIX_EPOCH.checked_add(Duration::from_millis(epoch_ms)) {
         Some(time) if epoch_ms < 253_402_300_800_000 => httpdate::fmt_http_date(time),
         _ => format!("{epoch_ms} ms"),

@@ -1,4 +1,4 @@
-//! What a node says on stdout once it is up.
+//! Banner that a node prints on stdout once it is up.
 
 use std::fmt::Write as _;
 use std::io::IsTerminal as _;
@@ -15,7 +15,7 @@ pub(super) struct Banner<'a> {
     pub(super) config: &'a Config,
     pub(super) node_id: String,
     pub(super) addresses: Addresses,
-    /// In development only.
+    /// Key of a development node.
     pub(super) key: Option<String>,
 }
 
@@ -55,12 +55,12 @@ impl Banner<'_> {
     }
 }
 
-/// Of HTTP and of the socket.
+/// URL schemes of HTTP and of the socket.
 fn schemes(config: &Config) -> (&'static str, &'static str) {
     if config.tls_files().is_some() { ("https", "wss") } else { ("http", "ws") }
 }
 
-/// The key and three commands that work as they stand in another terminal of the same folder.
+/// The key and three commands that work as printed, in another terminal of the same folder.
 fn development(key: &str, listen: SocketAddr, config: &Config, program: &str) -> String {
     let basic = STANDARD.encode(key);
     let node = format!("{}://{}", schemes(config).0, reachable(listen));
@@ -85,7 +85,7 @@ in another terminal: follow a channel, publish to it, read it back
     )
 }
 
-/// How this program can be started again from the same folder.
+/// The command that starts this program again from the same folder.
 fn program() -> String {
     if std::env::var_os("CARGO").is_some() {
         let profile = if cfg!(debug_assertions) { "" } else { " --release" };
@@ -95,7 +95,7 @@ fn program() -> String {
     name.map_or_else(|| "fanfare".to_owned(), |name| quoted(&name))
 }
 
-/// As one word of a shell.
+/// The text as one word of a shell.
 fn quoted(word: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"/._-:@%+,=".contains(&b);
     if !word.is_empty() && word.bytes().all(plain) {
@@ -124,8 +124,8 @@ mod tests {
                 "curl -H 'authorization: Basic c2VjcmV0LmRldg==' http://127.0.0.1:8080/api/channels/demo/history",
             ]
         );
-        let elsewhere = |folder: &str| Config { data_dir: folder.into(), ..Config::default() };
-        let text = development("secret.dev", listen, &elsewhere("/my data"), "cargo run -q --");
+        let in_folder = |folder: &str| Config { data_dir: folder.into(), ..Config::default() };
+        let text = development("secret.dev", listen, &in_folder("/my data"), "cargo run -q --");
         assert!(text.contains("  cargo run -q -- sub --data-dir '/my data' demo\n"), "{text}");
         let tls =
             Config { tls_cert: Some("a.crt".into()), tls_key: Some("a.key".into()), ..Config::default() };

@@ -1,4 +1,4 @@
-//! `fanfare check-config`, and what a node checks before it starts: every mistake of the settings and of the files they name.
+//! `fanfare check-config`, and the checks before a start: every mistake of the settings and of the files that they name.
 
 mod folder;
 #[cfg(test)]
@@ -8,31 +8,31 @@ use crate::accounts::{self, Accounts, DirectoryError};
 use crate::app::{self, AdminToken};
 use crate::cluster::ClusterKey;
 use crate::cluster::link::{PeerFile, PeerFiles, PeerTls};
-use crate::config::{Config, Loaded, Mistake};
+use crate::config::{Config, ConfigMistake, LoadedConfig};
 use crate::model::Clock;
 use crate::tls::{CertificateError, Certificates};
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 
-pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
+pub(super) fn run(loaded: LoadedConfig) -> Result<CommandOutcome, Failure> {
     let (config, warnings) = accepted(loaded)?;
     tell(&warnings);
     let file = config.config_file.as_ref().map_or_else(String::new, |file| format!(" of {}", file.display()));
     output::print(&format!("the configuration{file} is good\n"))
 }
 
-/// The settings that a node may start with, and the warnings about them.
+/// The settings that a node may start with, and their warnings.
 ///
 /// # Errors
-/// Everything that a node does not start with, at once.
-pub(super) fn accepted(loaded: Loaded) -> Result<(Config, Vec<Mistake>), Failure> {
-    let Found { mistakes, warnings } = Found::in_all(&loaded);
+/// All mistakes that prevent a start, at once.
+pub(super) fn accepted(loaded: LoadedConfig) -> Result<(Config, Vec<ConfigMistake>), Failure> {
+    let ConfigFindings { mistakes, warnings } = ConfigFindings::in_all(&loaded);
     if mistakes.is_empty() { Ok((loaded.config, warnings)) } else { Err(refused(&mistakes, &warnings)) }
 }
 
-/// The same without the files, for commands that need few of them. Warnings go to stderr.
-pub(super) fn settings(loaded: Loaded) -> Result<Config, Failure> {
+/// The settings without a check of the files, for commands that need few of them. Warnings go to stderr.
+pub(super) fn settings(loaded: LoadedConfig) -> Result<Config, Failure> {
     if !loaded.mistakes.is_empty() {
         return Err(refused(&loaded.mistakes, &loaded.warnings));
     }
@@ -40,30 +40,30 @@ pub(super) fn settings(loaded: Loaded) -> Result<Config, Failure> {
     Ok(loaded.config)
 }
 
-/// A warning may be about what a mistake follows from, such as a misspelt variable.
-fn refused(mistakes: &[Mistake], warnings: &[Mistake]) -> Failure {
-    let mistakes = mistakes.iter().map(Mistake::to_string);
+/// The failure with all mistakes and warnings: a warning may name the cause, such as a misspelt variable.
+fn refused(mistakes: &[ConfigMistake], warnings: &[ConfigMistake]) -> Failure {
+    let mistakes = mistakes.iter().map(ConfigMistake::to_string);
     let lines: Vec<_> = mistakes.chain(warnings.iter().map(warning)).collect();
     Failure::usage(lines.join("\n"))
 }
 
-fn warning(warning: &Mistake) -> String {
+fn warning(warning: &ConfigMistake) -> String {
     format!("warning: {warning}")
 }
 
-fn tell(warnings: &[Mistake]) {
+fn tell(warnings: &[ConfigMistake]) {
     output::tell_all(warnings.iter().map(warning).collect());
 }
 
-/// All that is to be said of what was given.
+/// All findings about the given settings.
 #[derive(Default)]
-struct Found {
-    mistakes: Vec<Mistake>,
-    warnings: Vec<Mistake>,
+struct ConfigFindings {
+    mistakes: Vec<ConfigMistake>,
+    warnings: Vec<ConfigMistake>,
 }
 
-impl Found {
-    fn in_all(loaded: &Loaded) -> Self {
+impl ConfigFindings {
+    fn in_all(loaded: &LoadedConfig) -> Self {
         let mut found = Self { mistakes: loaded.mistakes.clone(), warnings: loaded.warnings.clone() };
         let config = &loaded.config;
         found.connections(config);
@@ -78,13 +78,14 @@ impl Found {
     }
 
     fn mistake(&mut self, place: impl Into<String>, problem: impl ToString) {
-        self.mistakes.push(Mistake::new(place, problem.to_string()));
+        self.mistakes.push(ConfigMistake::new(place, problem.to_string()));
     }
 
     fn connections(&mut self, config: &Config) {
         let lowered = app::lowered_connections(&config.limits);
-        self.warnings.extend(lowered.map(|problem| Mistake::new("limits.connections", problem)));
-        self.warnings.extend(app::short_backlog().map(|problem| Mistake::new("net.core.somaxconn", problem)));
+        self.warnings.extend(lowered.map(|problem| ConfigMistake::new("limits.connections", problem)));
+        self.warnings
+            .extend(app::short_backlog().map(|problem| ConfigMistake::new("net.core.somaxconn", problem)));
     }
 
     fn data_dir(&mut self, config: &Config) {
@@ -93,15 +94,15 @@ impl Found {
         }
     }
 
-    /// None only if the settings allow that.
+    /// Checks the directory file; a missing one is allowed only if the settings allow that.
     fn directory(&mut self, config: &Config) {
         let file = config.directory_file();
         if !file.exists() {
             return;
         }
-        let at = |mistake: &accounts::Mistake| {
+        let at = |mistake: &accounts::DirectoryMistake| {
             let key = if mistake.key.is_empty() { String::new() } else { format!(": {}", mistake.key) };
-            Mistake::new(format!("{}:{}{key}", file.display(), mistake.line), mistake.reason.clone())
+            ConfigMistake::new(format!("{}:{}{key}", file.display(), mistake.line), mistake.reason.clone())
         };
         match Accounts::open_guarded(&file, config.limits.history_retention_hours, &config.webhook_allow) {
             Ok(accounts) => self.warnings.extend(accounts.current().warnings().iter().map(at)),
@@ -126,12 +127,12 @@ impl Found {
             Some(file) => ("--admin-token-file", AdminToken::read(file).map(Some)),
             None => ("--data-dir", AdminToken::kept_in(&config.data_dir)),
         };
-        // A fault of the folder itself is told already.
-        let is_told = place == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.place == place);
+        // A fault of the folder itself is reported already.
+        let is_reported = place == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.place == place);
         if let Err(error) = read
-            && !is_told
+            && !is_reported
         {
-            self.mistakes.push(Mistake::because(place, &error));
+            self.mistakes.push(ConfigMistake::because(place, &error));
         }
     }
 

@@ -1,4 +1,4 @@
-//! How a command ends.
+//! Outcomes of a command.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -11,19 +11,19 @@ use super::output;
 use super::runtime::StopSignal;
 use crate::tasks;
 
-/// A command that did not fail.
+/// End of a command that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CommandOutcome {
     Done,
-    /// By a signal, before its work was over.
+    /// Ended by a signal, before the work was done.
     Interrupted(StopSignal),
 }
 
-impl Outcome {
+impl CommandOutcome {
     pub(super) fn exit_code(self) -> ExitCode {
         match self {
             Self::Done => ExitCode::SUCCESS,
-            // As shells tell of a signal.
+            // The exit codes that shells use for signals.
             Self::Interrupted(StopSignal::Interrupt) => ExitCode::from(130),
             Self::Interrupted(StopSignal::Terminate) => ExitCode::from(143),
         }
@@ -33,9 +33,9 @@ impl Outcome {
 /// Why a command could not do its work, in words for the terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Exit code 1.
+    /// Failure with exit code 1.
     Failed(String),
-    /// Wrong use or configuration: exit code 2.
+    /// Wrong use or configuration, with exit code 2.
     Usage(String),
 }
 
@@ -48,7 +48,7 @@ impl Failure {
         Self::Usage(text.into())
     }
 
-    /// `context`, then the error and what caused it, parted by colons.
+    /// `context`, then the error and its causes, separated by colons.
     pub(super) fn because(context: &str, error: &dyn Error) -> Self {
         let mut text = format!("{context}: {error}");
         let mut cause = error.source();
@@ -59,7 +59,7 @@ impl Failure {
         Self::Failed(text)
     }
 
-    /// `because`; wrong use when the client could not even begin with what it was given.
+    /// The failure of a client call; wrong use if the client could not even begin with its input.
     pub(super) fn of_client(context: &str, error: &fanfare_client::Error) -> Self {
         use fanfare_client::Error;
         match error {
@@ -76,7 +76,7 @@ impl Failure {
         }
     }
 
-    /// Of a command line that names no work to do: help and version go to stdout, a mistake to stderr.
+    /// Reports a command line without work to do: help and version go to stdout, a mistake to stderr.
     pub(super) fn report_arguments(error: clap::Error) -> ExitCode {
         if !error.use_stderr() {
             error.print().ok();
@@ -94,7 +94,7 @@ impl Failure {
         ExitCode::from(2)
     }
 
-    /// Writes the reason to stderr, and does not wait long for a reader.
+    /// Writes the reason to stderr, with a bounded wait for the reader.
     pub(super) fn report(self) -> ExitCode {
         let (text, code) = match self {
             Self::Failed(text) => (text, 1),

@@ -1,13 +1,13 @@
-//! `fanfare history copy`: from the store of one node into the one that nodes share.
+//! `fanfare history copy`: from the store of one node into the shared one.
 
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-use super::failure::{Failure, Outcome};
-use super::progress::Telling;
+use super::failure::{CommandOutcome, Failure};
+use super::progress::ProgressReporter;
 use super::{output, runtime};
-use crate::app::{self, Progress};
+use crate::app::{self, CopyProgress};
 use crate::config::{Config, StoreKind, flags};
 
 pub(super) fn command() -> Command {
@@ -32,7 +32,7 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn copy(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
+pub(super) fn copy(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
     if config.store != StoreKind::Scylla {
         return Err(Failure::usage("history copy: needs --store scylla, where it copies to"));
     }
@@ -40,11 +40,12 @@ pub(super) fn copy(config: &Config, matches: &ArgMatches) -> Result<Outcome, Fai
     runtime::interruptible(copied(config, from))
 }
 
-async fn copied(config: &Config, from: &Path) -> Result<Outcome, Failure> {
-    let mut telling = Telling::default();
-    let copied = app::copy_history(config, from, |progress| telling.hear(progress)).await;
-    telling.end();
-    let Progress { rows, before, .. } = copied.map_err(|error| Failure::because("history copy", &error))?;
+async fn copied(config: &Config, from: &Path) -> Result<CommandOutcome, Failure> {
+    let mut reporter = ProgressReporter::default();
+    let copied = app::copy_history(config, from, |progress| reporter.report(progress)).await;
+    reporter.end();
+    let CopyProgress { rows, before, .. } =
+        copied.map_err(|error| Failure::because("history copy", &error))?;
     let before = if before > 0 { format!(", {before} of them earlier") } else { String::new() };
     let keyspace = &config.scylla_keyspace;
     output::print(&format!(

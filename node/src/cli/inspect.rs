@@ -1,4 +1,4 @@
-//! `fanfare token inspect`: what a token says, and why a node would refuse it.
+//! `fanfare token inspect`: the content of a token, and why a node would refuse it.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use clap::Args;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use super::target;
 use crate::accounts::{Accounts, Directory};
 use crate::auth::{Inspection, inspect};
 use crate::model::{Clock, Limits};
 
-/// No token that a node takes is as long, whatever its limits are.
+/// Bound of the input: above any token that a node accepts.
 const STDIN_BYTES_MAX: u64 = 1024 * 1024;
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct InspectArguments {
     /// The service JWT, or - to read it from standard input
     #[arg(value_name = "TOKEN", allow_hyphen_values = true)]
     token: String,
@@ -40,7 +40,7 @@ pub(super) struct Arguments {
     audience: Option<String>,
 }
 
-pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+pub(super) fn run(arguments: InspectArguments) -> Result<CommandOutcome, Failure> {
     let accounts = arguments.accounts()?;
     let directory = accounts.as_ref().map(|accounts| accounts.current());
     let token = read(&arguments.token)?;
@@ -54,7 +54,7 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     );
     output::print(&report(&inspection, directory.as_deref(), now_ms))?;
     match inspection.refused {
-        None => Ok(Outcome::Done),
+        None => Ok(CommandOutcome::Done),
         Some(reason) => {
             let detail = inspection.detail.map_or(String::new(), |detail| format!(": {detail}"));
             Err(Failure::failed(format!("a node refuses it: {} ({reason}){detail}", reason.name())))
@@ -62,8 +62,8 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     }
 }
 
-impl Arguments {
-    /// `None`: the signature cannot be verified.
+impl InspectArguments {
+    /// The accounts to check with; `None` if the signature cannot be verified.
     fn accounts(&self) -> Result<Option<Arc<Accounts>>, Failure> {
         let usage = |error: &dyn std::fmt::Display| Failure::usage(error.to_string());
         if let Some(key) = &self.key {
@@ -123,7 +123,7 @@ fn report(inspection: &Inspection, directory: Option<&Directory>, now_ms: u64) -
     text
 }
 
-/// How far a time is from the clock of this machine.
+/// The difference of a time from this machine's clock, in words.
 fn distance(seconds: f64, now_ms: u64) -> String {
     let from_now = seconds.floor() - (now_ms / 1000) as f64;
     match from_now {
@@ -154,9 +154,9 @@ mod tests {
     }
 
     fn inspected(token: &str, given: &[&str]) -> (String, Option<&'static str>) {
-        let command = Arguments::augment_args(Command::new("inspect").no_binary_name(true));
+        let command = InspectArguments::augment_args(Command::new("inspect").no_binary_name(true));
         let matches = command.get_matches_from([given, &["--data-dir", "/nowhere", "--", token]].concat());
-        let arguments = Arguments::from_arg_matches(&matches).expect("good arguments");
+        let arguments = InspectArguments::from_arg_matches(&matches).expect("good arguments");
         let accounts = arguments.accounts().expect("a directory");
         let directory = accounts.as_ref().map(|accounts| accounts.current());
         let inspection = inspect(token, directory.as_deref(), &Limits::default(), None, NOW_S * 1000);

@@ -3,11 +3,11 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use crate::model::random_bytes;
 
-pub(super) fn run() -> Result<Outcome, Failure> {
+pub(super) fn run() -> Result<CommandOutcome, Failure> {
     output::print(&text(random_bytes(), random_bytes()))
 }
 

@@ -1,6 +1,5 @@
 //! The command line: arguments → one command → an exit code.
 
-mod anew;
 mod backup;
 mod banner;
 mod check;
@@ -14,6 +13,7 @@ mod output;
 mod presence;
 mod progress;
 mod publish;
+mod restart_in_place;
 mod roundtrip;
 mod running;
 mod runtime;
@@ -28,8 +28,8 @@ use std::process::ExitCode;
 
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use crate::config::{self, Config, Loaded, flags};
-use failure::{Failure, Outcome};
+use crate::config::{self, Config, LoadedConfig, flags};
+use failure::{CommandOutcome, Failure};
 
 /// Runs the command that the arguments of the process name; without one, `serve`.
 ///
@@ -45,7 +45,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-fn dispatch(matches: &ArgMatches) -> Result<Outcome, Failure> {
+fn dispatch(matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
     match matches.subcommand() {
         None => serve::run(loaded(matches)),
         Some(("serve", matches)) => serve::run(loaded(matches)),
@@ -86,14 +86,14 @@ fn command() -> Command {
         .args(flags::arguments())
         .args_conflicts_with_subcommands(true)
         .subcommand(Command::new("serve").about("Runs a node (the default)").args(flags::arguments()))
-        .subcommand(publish::Arguments::augment_args(Command::new("pub").about("Publishes to a channel")))
-        .subcommand(subscribe::Arguments::augment_args(
+        .subcommand(publish::PublishArguments::augment_args(Command::new("pub").about("Publishes to a channel")))
+        .subcommand(subscribe::SubscribeArguments::augment_args(
             Command::new("sub").about("Follows channels and prints what is published, one line per message"),
         ))
-        .subcommand(roundtrip::Arguments::augment_args(Command::new("roundtrip").about(
+        .subcommand(roundtrip::RoundtripArguments::augment_args(Command::new("roundtrip").about(
             "Publishes through each of several nodes, and says how long each of them took to deliver the message",
         )))
-        .subcommand(token::Arguments::augment_args(
+        .subcommand(token::TokenArguments::augment_args(
             Command::new("token")
                 .about("Signs a token request with a key, or inspects a token, without asking a node"),
         ))
@@ -135,13 +135,13 @@ fn schema_command() -> Command {
         )
 }
 
-/// Every command takes the data folder, so that a script can give it to all of them.
+/// The data folder argument, which every command accepts, so that a script can give it to all of them.
 fn unused_data_dir() -> Arg {
     Arg::new("data_dir").long("data-dir").value_name("DIR").help("Taken by every command; this one uses none")
 }
 
-fn loaded(matches: &ArgMatches) -> Loaded {
-    Loaded::of(&flags::Flags::of(matches), std::env::vars_os())
+fn loaded(matches: &ArgMatches) -> LoadedConfig {
+    LoadedConfig::of(&flags::Flags::of(matches), std::env::vars_os())
 }
 
 fn configuration(matches: &ArgMatches) -> Result<Config, Failure> {

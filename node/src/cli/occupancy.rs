@@ -1,4 +1,4 @@
-//! The lines of `fanfare sub --occupancy`: how many are at a channel.
+//! Output of `fanfare sub --occupancy`: the counts of a channel.
 
 use std::io::IsTerminal as _;
 
@@ -7,31 +7,31 @@ use serde::Serialize;
 
 use super::output::printable;
 
-pub(super) fn line(told: &ChannelOccupancy) -> String {
-    if std::io::stdout().is_terminal() { readable(told) } else { json(told) }
+pub(super) fn line(counts: &ChannelOccupancy) -> String {
+    if std::io::stdout().is_terminal() { readable(counts) } else { json(counts) }
 }
 
 /// The fields of the frame.
-fn json(told: &ChannelOccupancy) -> String {
+fn json(counts: &ChannelOccupancy) -> String {
     #[derive(Serialize)]
-    struct Line<'a> {
+    struct OccupancyLine<'a> {
         channel: &'a str,
         occupancy: Occupancy,
         source: &'a str,
     }
 
-    let source = if told.is_of_all { "cluster" } else { "node" };
-    let line = Line { channel: &told.channel, occupancy: told.occupancy, source };
+    let source = if counts.is_of_all { "cluster" } else { "node" };
+    let line = OccupancyLine { channel: &counts.channel, occupancy: counts.occupancy, source };
     serde_json::to_string(&line).expect("texts and numbers are JSON") + "\n"
 }
 
 /// Channel and counts.
-fn readable(told: &ChannelOccupancy) -> String {
-    let Occupancy { connections, publishers, subscribers, members } = told.occupancy;
-    let of = if told.is_of_all { "" } else { " (of this node alone)" };
+fn readable(counts: &ChannelOccupancy) -> String {
+    let Occupancy { connections, publishers, subscribers, members } = counts.occupancy;
+    let of = if counts.is_of_all { "" } else { " (of this node alone)" };
     format!(
         "{}  connections: {connections}, publishers: {publishers}, subscribers: {subscribers}, members: {members}{of}\n",
-        printable(&told.channel)
+        printable(&counts.channel)
     )
 }
 

@@ -1,6 +1,7 @@
-//! `fanfare outbox`: what waits for the targets of a node, its dead letters, and sending these again.
+//! `fanfare outbox`: the events that wait for the targets of a node, its dead letters, and their retry.
 //!
-//! The data folder is opened; a running node, which alone has its files, is asked over its operators' listener.
+//! The command opens the data folder itself, or asks the running node, which has the files locked, over its admin
+//! listener.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use fanfare_proto::outbox::{EventPage, EventState, Retried, Retry, TargetList, T
 use fanfare_proto::path::encode;
 use serde::Serialize;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use super::running::RunningNode;
 use super::runtime;
@@ -19,7 +20,7 @@ use crate::telemetry;
 
 /// Events of one page.
 const PAGE: usize = 500;
-/// Between two lines of a drain.
+/// Interval of a drain's lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) fn command() -> Command {
@@ -91,12 +92,12 @@ fn target() -> Arg {
     Arg::new("target")
         .value_name("TARGET")
         .required(true)
-        .value_parser(Target::parse)
+        .value_parser(TargetArgument::parse)
         .help("As list prints it: account/integration, or account/queue:ID")
 }
 
 /// Runs the subcommand of these matches.
-pub(super) fn run(matches: &ArgMatches, config: &Config) -> Result<Outcome, Failure> {
+pub(super) fn run(matches: &ArgMatches, config: &Config) -> Result<CommandOutcome, Failure> {
     match matches.subcommand() {
         Some(("list", matches)) => runtime::interruptible(list(config, matches.get_flag("json"))),
         Some(("show", matches)) => runtime::interruptible(show(config, matches)),
@@ -113,12 +114,12 @@ pub(super) fn run(matches: &ArgMatches, config: &Config) -> Result<Outcome, Fail
 
 /// The account, and its integration or queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Target {
+struct TargetArgument {
     account: String,
     target: String,
 }
 
-impl Target {
+impl TargetArgument {
     fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('/') {
             Some((account, target)) if !account.is_empty() && !target.is_empty() => {
@@ -141,14 +142,14 @@ impl Target {
     }
 }
 
-/// Where the outbox is.
-enum Access {
+/// The way to the outbox.
+enum OutboxAccess {
     Running(RunningNode),
     Stopped(StoppedOutbox),
 }
 
-impl Access {
-    /// The folder itself says whether a node runs on it: `node.json` may be that of another machine.
+impl OutboxAccess {
+    /// Opens the folder, whose lock shows whether a node runs on it: `node.json` may be of another machine.
     async fn open(config: &Config) -> Result<Self, Failure> {
         let closed = match StoppedOutbox::open(config).await {
             Ok(outbox) => return Ok(Self::Stopped(outbox)),
@@ -169,7 +170,7 @@ impl Access {
 
     async fn events(
         &self,
-        target: &Target,
+        target: &TargetArgument,
         state: EventState,
         after: Option<&str>,
         limit: usize,
@@ -187,7 +188,7 @@ impl Access {
         }
     }
 
-    async fn retry(&self, target: &Target, events: Option<Vec<u64>>) -> Result<Retried, Failure> {
+    async fn retry(&self, target: &TargetArgument, events: Option<Vec<u64>>) -> Result<Retried, Failure> {
         match self {
             Self::Running(node) => {
                 let body = line(&Retry { events })?;
@@ -211,8 +212,8 @@ impl Access {
     }
 }
 
-async fn list(config: &Config, json: bool) -> Result<Outcome, Failure> {
-    let access = Access::open(config).await?;
+async fn list(config: &Config, json: bool) -> Result<CommandOutcome, Failure> {
+    let access = OutboxAccess::open(config).await?;
     let (targets, is_running) = (access.targets().await?, access.is_running());
     access.close().await;
     if json {
@@ -227,7 +228,7 @@ fn line(value: &impl Serialize) -> Result<String, Failure> {
     Ok(format!("{text}\n"))
 }
 
-/// `is_running`: by a node that sends what waits.
+/// The targets as a table. `is_running`: a running node sends the waiting events.
 fn table(targets: &[TargetState], is_running: bool) -> String {
     if targets.is_empty() {
         return "nothing waits, and there are no dead letters\n".to_owned();
@@ -256,12 +257,12 @@ fn table(targets: &[TargetState], is_running: bool) -> String {
     text
 }
 
-async fn show(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
-    let target = Target::of(matches)?;
+async fn show(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
+    let target = TargetArgument::of(matches)?;
     let mut left = matches.get_one::<usize>("count").copied().unwrap_or_default();
     let given = matches.get_one::<String>("state");
     let states = [EventState::Dead, EventState::Waiting];
-    let access = Access::open(config).await?;
+    let access = OutboxAccess::open(config).await?;
     let mut shown = 0;
     for state in states.into_iter().filter(|state| given.is_none_or(|given| given == state.as_str())) {
         let mut after = None;
@@ -280,13 +281,13 @@ async fn show(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure>
     if shown == 0 {
         output::tell("the target has no such events; fanfare outbox list names those that have some");
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn retry(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure> {
-    let target = Target::of(matches)?;
+async fn retry(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, Failure> {
+    let target = TargetArgument::of(matches)?;
     let events = matches.get_many::<u64>("event").map(|events| events.copied().collect());
-    let access = Access::open(config).await?;
+    let access = OutboxAccess::open(config).await?;
     let retried = access.retry(&target, events).await;
     let is_running = access.is_running();
     access.close().await;
@@ -301,17 +302,17 @@ async fn retry(config: &Config, matches: &ArgMatches) -> Result<Outcome, Failure
     output::print(&format!("{events} events are sent again{when}{left}\n"))
 }
 
-async fn drain(config: &Config, patience: Duration) -> Result<Outcome, Failure> {
+async fn drain(config: &Config, patience: Duration) -> Result<CommandOutcome, Failure> {
     let outbox =
         StoppedOutbox::begin(config).await.map_err(|error| Failure::because("outbox drain", &error))?;
     let mut last: Option<Instant> = None;
-    let told = |left| {
+    let on_progress = |left| {
         if last.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
             output::tell(&format!("{left} events wait for known targets"));
             last = Some(Instant::now());
         }
     };
-    outbox.drain(patience, told).await;
+    outbox.drain(patience, on_progress).await;
     let targets = outbox.targets().await;
     outbox.close().await;
     let left: u64 = targets.iter().map(|target| target.waiting_events).sum();
@@ -330,7 +331,7 @@ async fn drain(config: &Config, patience: Duration) -> Result<Outcome, Failure> 
     if dead > 0 {
         output::tell(&format!("{dead} dead letters are left: fanfare outbox show prints them"));
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 #[cfg(test)]
@@ -339,10 +340,10 @@ mod tests {
 
     #[test]
     fn target_is_account_and_integration() {
-        let target = Target::parse("acme/queue:7 b").expect("a target");
+        let target = TargetArgument::parse("acme/queue:7 b").expect("a target");
         assert_eq!(target.path(), "/outbox/acme/queue%3A7%20b");
         for text in ["acme", "/a", "acme/", ""] {
-            assert!(Target::parse(text).is_err(), "{text}");
+            assert!(TargetArgument::parse(text).is_err(), "{text}");
         }
     }
 

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use fanfare_client::Event;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use crate::tasks;
 
-/// A node and a command wait this long for a reader, and then go on without.
+/// Time for which a node or a command waits for a reader before it goes on without.
 pub(super) const READ_WITHIN: Duration = Duration::from_secs(1);
 
 /// Writes `text` as it is.
-pub(super) fn print(text: &str) -> Result<Outcome, Failure> {
-    write(text).map(|_| Outcome::Done)
+pub(super) fn print(text: &str) -> Result<CommandOutcome, Failure> {
+    write(text).map(|_| CommandOutcome::Done)
 }
 
-/// False: nobody reads any more.
+/// Writes `text`; false if the reader has gone.
 pub(super) fn write(text: &str) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -26,18 +26,18 @@ pub(super) fn write(text: &str) -> Result<bool, Failure> {
     }
 }
 
-/// On stderr, so that stdout holds nothing but what was asked for.
+/// Writes a line to stderr, so that stdout has only the requested output.
 pub(super) fn tell(text: &str) {
-    // The end of a reader is no reason to panic, as `eprintln!` would.
+    // Unlike `eprintln!`, this does not panic when the reader has gone.
     writeln!(io::stderr(), "fanfare: {text}").ok();
 }
 
-/// The same of several lines, without waiting long for a reader.
+/// Writes several lines to stderr, with a bounded wait for the reader.
 pub(super) fn tell_all(lines: Vec<String>) {
     tasks::at_most(READ_WITHIN, move || lines.iter().for_each(|line| tell(line))).ok();
 }
 
-/// Tells that the connection is lost, or back; other events are not its own.
+/// Reports a lost or restored connection; ignores other events.
 pub(super) fn tell_of_connection(event: &Event) {
     match event {
         Event::Disconnected { ending, retry_in } => {
@@ -64,7 +64,7 @@ pub(super) fn printable(text: &str) -> String {
     shown
 }
 
-/// In UTC, with milliseconds.
+/// Time of day in UTC, with milliseconds.
 pub(super) fn time_of_day(timestamp_ms: u64) -> String {
     let seconds = timestamp_ms / 1000;
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);

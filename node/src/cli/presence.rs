@@ -1,4 +1,4 @@
-//! What `fanfare sub --presence` prints: who is there, as `present`, and who comes, changes and goes.
+//! Output of `fanfare sub --presence`: present members, and who enters, changes and leaves.
 
 use std::io::IsTerminal as _;
 
@@ -11,7 +11,7 @@ use super::output::{printable, time_of_day};
 /// One event, or one member of the list, which is printed as `present`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Line<'a> {
+struct PresenceLine<'a> {
     channel: &'a str,
     action: &'a str,
     client_id: &'a str,
@@ -23,7 +23,7 @@ struct Line<'a> {
 
 pub(super) fn event_lines(presence: &Presence) -> String {
     let line = |event: &fanfare_client::PresenceIn| {
-        text(&Line {
+        text(&PresenceLine {
             channel: &presence.channel,
             action: &event.action,
             client_id: &event.client_id,
@@ -37,7 +37,7 @@ pub(super) fn event_lines(presence: &Presence) -> String {
 
 pub(super) fn member_lines(members: &Members) -> String {
     let line = |member: &fanfare_client::MemberIn| {
-        text(&Line {
+        text(&PresenceLine {
             channel: &members.channel,
             action: "present",
             client_id: &member.client_id,
@@ -49,16 +49,16 @@ pub(super) fn member_lines(members: &Members) -> String {
     members.members.iter().map(line).collect()
 }
 
-fn text(line: &Line<'_>) -> String {
+fn text(line: &PresenceLine<'_>) -> String {
     if std::io::stdout().is_terminal() { readable(line) } else { json(line) }
 }
 
-fn json(line: &Line<'_>) -> String {
+fn json(line: &PresenceLine<'_>) -> String {
     serde_json::to_string(line).expect("texts and numbers are JSON") + "\n"
 }
 
-/// Time of day (UTC), channel, who, what, data.
-fn readable(line: &Line<'_>) -> String {
+/// Time of day (UTC), channel, client, action, data.
+fn readable(line: &PresenceLine<'_>) -> String {
     let mut parts = vec![time_of_day(line.timestamp), printable(line.channel)];
     parts.push(format!("<{}>", printable(line.client_id)));
     parts.push(format!("({})", printable(line.action)));
@@ -73,7 +73,7 @@ mod tests {
     #[test]
     fn a_line_holds_what_the_event_holds() {
         let data = RawValue::from_string("1.0".to_owned()).expect("JSON");
-        let line = Line {
+        let line = PresenceLine {
             channel: "demo",
             action: "enter",
             client_id: "an\u{1b}n",
@@ -87,7 +87,7 @@ mod tests {
         );
         assert_eq!(json(&line), format!("{expected}\n"));
         assert_eq!(readable(&line), "01:02:03.004  demo  <an\\u{1b}n>  (enter)  1.0\n");
-        let bare = Line { data: None, action: "leave", ..line };
+        let bare = PresenceLine { data: None, action: "leave", ..line };
         assert_eq!(readable(&bare), "01:02:03.004  demo  <an\\u{1b}n>  (leave)\n");
     }
 }

@@ -1,34 +1,39 @@
-//! How far a long command is.
+//! Progress reports of a long command.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use super::output;
-use crate::app::Progress;
+use crate::app::CopyProgress;
 
-/// Between two lines where nobody watches.
+/// Interval of lines when stderr is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Between two changes of the line on a terminal.
+/// Interval of changes of the line on a terminal.
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const BAR: usize = 30;
 
-/// On stderr: one line that is drawn over on a terminal, else a line now and then.
-pub(super) struct Telling {
+/// Progress on stderr: one line that is redrawn on a terminal, else a line now and then.
+pub(super) struct ProgressReporter {
     on_terminal: bool,
     begun: Instant,
     last: Option<Instant>,
-    /// The latest, where it was not time for a line.
-    untold: Option<String>,
+    /// Latest progress that has not been written yet.
+    pending: Option<String>,
 }
 
-impl Default for Telling {
+impl Default for ProgressReporter {
     fn default() -> Self {
-        Self { on_terminal: std::io::stderr().is_terminal(), begun: Instant::now(), last: None, untold: None }
+        Self {
+            on_terminal: std::io::stderr().is_terminal(),
+            begun: Instant::now(),
+            last: None,
+            pending: None,
+        }
     }
 }
 
-impl Telling {
-    pub(super) fn hear(&mut self, progress: Progress) {
+impl ProgressReporter {
+    pub(super) fn report(&mut self, progress: CopyProgress) {
         if self.last.is_none() {
             self.begun = Instant::now();
         }
@@ -42,23 +47,23 @@ impl Telling {
         } else if since.is_none_or(|since| since >= LINE_EVERY) {
             output::tell(&text);
         } else {
-            self.untold = Some(text);
+            self.pending = Some(text);
             return;
         }
-        (self.last, self.untold) = (Some(Instant::now()), None);
+        (self.last, self.pending) = (Some(Instant::now()), None);
     }
 
     pub(super) fn end(self) {
         if self.on_terminal && self.last.is_some() {
             eprintln!();
         }
-        if let Some(text) = self.untold {
+        if let Some(text) = self.pending {
             output::tell(&text);
         }
     }
 }
 
-fn line(Progress { rows, of, before }: Progress, since: Duration) -> String {
+fn line(CopyProgress { rows, of, before }: CopyProgress, since: Duration) -> String {
     let of = of.max(rows);
     let share = if of == 0 { 1.0 } else { rows as f64 / of as f64 };
     let filled = (share * BAR as f64) as usize;
@@ -89,9 +94,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_how_far_it_is() {
+    fn progress_line_shows_rows_rate_and_time_left() {
         let at =
-            |rows, of, before, seconds| line(Progress { rows, of, before }, Duration::from_secs(seconds));
+            |rows, of, before, seconds| line(CopyProgress { rows, of, before }, Duration::from_secs(seconds));
         assert_eq!(
             at(3_000, 12_000, 1_000, 10),
             "[#######                       ]  25 %, 3000 of about 12000 rows, 200/s, 45 s left"

@@ -7,7 +7,7 @@ use fanfare_client::{Client, Draft, Error, Event, Handle};
 use serde_json::value::RawValue;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
@@ -17,7 +17,7 @@ const OVER_THE_LIMIT: u32 = 42_900;
 const LIMIT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct PublishArguments {
     #[command(flatten)]
     node: NodeArguments,
 
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     id: Option<String>,
 
-    /// Where to publish
+    /// The channel to publish to
     channel: String,
 
     /// JSON, or else a text; - publishes each line of stdin
@@ -37,8 +37,9 @@ pub(super) struct Arguments {
     data: String,
 }
 
-/// Prints the serial of each message once it is acknowledged. Lines of stdin are published over lost links too.
-pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+/// Prints the serial of each message once it is acknowledged. Lines of stdin are also published across lost
+/// connections.
+pub(super) fn run(arguments: PublishArguments) -> Result<CommandOutcome, Failure> {
     if arguments.data == "-" && arguments.id.is_some() {
         return Err(Failure::usage("one --id cannot stand for many lines"));
     }
@@ -60,7 +61,7 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     })
 }
 
-/// Tells of lost links, until the connection is over.
+/// Reports lost connections, until the client ends for good.
 async fn to_the_end(client: &mut Client) -> Failure {
     while let Some(event) = client.next().await {
         if let Event::Ended(ending) = event {
@@ -71,7 +72,7 @@ async fn to_the_end(client: &mut Client) -> Failure {
     Failure::failed("not published: the connection ended")
 }
 
-async fn publish_all(client: &Handle, arguments: &Arguments) -> Result<Outcome, Failure> {
+async fn publish_all(client: &Handle, arguments: &PublishArguments) -> Result<CommandOutcome, Failure> {
     if arguments.data != "-" {
         return publish(client, arguments, &arguments.data).await;
     }
@@ -80,10 +81,14 @@ async fn publish_all(client: &Handle, arguments: &Arguments) -> Result<Outcome, 
     while let Some(line) = lines.next_line().await.map_err(unreadable)? {
         publish(client, arguments, &line).await?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn publish(client: &Handle, arguments: &Arguments, data: &str) -> Result<Outcome, Failure> {
+async fn publish(
+    client: &Handle,
+    arguments: &PublishArguments,
+    data: &str,
+) -> Result<CommandOutcome, Failure> {
     let draft = || Draft {
         id: arguments.id.as_deref().map(Into::into),
         name: arguments.name.as_deref().map(Into::into),

@@ -1,4 +1,4 @@
-//! `fanfare roundtrip`: whether a message that is published through one node is received through each.
+//! `fanfare roundtrip`: checks that a message published through one node is received through each.
 
 use std::time::{Duration, Instant};
 
@@ -6,17 +6,17 @@ use clap::Args;
 use fanfare_client::{Client, Draft, Event, Options};
 use serde_json::value::RawValue;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
 use crate::model::random_bytes;
 
-/// From the publish to the last delivery.
+/// Time limit from the publish to the last delivery.
 const WITHIN: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct RoundtripArguments {
     #[command(flatten)]
     node: NodeArguments,
 
@@ -24,18 +24,18 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "HOST:PORT")]
     through: Vec<String>,
 
-    /// Where to publish; the key must be allowed to subscribe as well
+    /// The channel to publish to; the key must be allowed to subscribe as well
     channel: String,
 }
 
-/// A connection, and the words for it.
-struct Way {
+/// A connection, with its name for the output.
+struct RoundtripClient {
     name: String,
     client: Client,
 }
 
 /// Prints for each pair of nodes how long a message took.
-pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+pub(super) fn run(arguments: RoundtripArguments) -> Result<CommandOutcome, Failure> {
     let options = arguments.node.options()?;
     interruptible(async move {
         let mut ways = open(options, &arguments).await?;
@@ -46,12 +46,12 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
         for way in ways {
             way.client.close().await.map_err(|error| Failure::because(&way.name, &error))?;
         }
-        Ok(Outcome::Done)
+        Ok(CommandOutcome::Done)
     })
 }
 
-/// Attaches by each way.
-async fn open(options: Options, arguments: &Arguments) -> Result<Vec<Way>, Failure> {
+/// Opens and attaches a connection through each node.
+async fn open(options: Options, arguments: &RoundtripArguments) -> Result<Vec<RoundtripClient>, Failure> {
     let through: Vec<_> = arguments.through.iter().cloned().map(Some).collect();
     let mut ways = Vec::new();
     for connect_to in if through.is_empty() { vec![None] } else { through } {
@@ -59,13 +59,13 @@ async fn open(options: Options, arguments: &Arguments) -> Result<Vec<Way>, Failu
         let client = Client::connect(Options { connect_to, ..options.clone() }).await;
         let client = client.map_err(|error| Failure::of_client(&name, &error))?;
         client.attach(&arguments.channel).await.map_err(|error| Failure::because(&name, &error))?;
-        ways.push(Way { name, client });
+        ways.push(RoundtripClient { name, client });
     }
     Ok(ways)
 }
 
-/// Publishes by one way and waits for the message on each; a line for each.
-async fn publish(ways: &mut [Way], number: usize, channel: &str) -> Result<String, Failure> {
+/// Publishes through one node and waits for the message on each; returns a line for each.
+async fn publish(ways: &mut [RoundtripClient], number: usize, channel: &str) -> Result<String, Failure> {
     let id = format!("roundtrip-{:032x}", u128::from_be_bytes(random_bytes()));
     let draft = Draft {
         id: Some(id.as_str().into()),

@@ -1,4 +1,4 @@
-//! A running node, asked over its operators' listener.
+//! Client of a running node's admin listener.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,14 +23,14 @@ use crate::config::{Config, node_file};
 
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// The operators' listener of a node.
+/// The admin listener of a node.
 pub(super) struct RunningNode {
     address: SocketAddr,
     token: AdminToken,
 }
 
 impl RunningNode {
-    /// The node that runs in the data folder; none: none does.
+    /// The node that runs in the data folder; none if no node runs.
     pub(super) async fn find(config: &Config) -> Result<Option<Self>, Failure> {
         let Some(address) = admin_address(&node_file(&config.data_dir)) else { return Ok(None) };
         if !matches!(timeout(CONNECT, TcpStream::connect(address)).await, Ok(Ok(_))) {
@@ -49,7 +49,7 @@ impl RunningNode {
         Ok(Some(Self { address, token: token.ok_or_else(missing)? }))
     }
 
-    /// The answer, which is JSON.
+    /// Sends a request and parses the JSON answer.
     pub(super) async fn ask<T: DeserializeOwned>(
         &self,
         method: &str,
@@ -61,7 +61,7 @@ impl RunningNode {
         serde_json::from_slice(&body).map_err(|error| self.unanswered(&error))
     }
 
-    /// Hands the bytes of the answer on as they come, until it ends or nobody takes them any more.
+    /// Streams the bytes of the answer to `take`, until the answer ends or the receiver has gone.
     pub(super) async fn stream(&self, path: &str, take: mpsc::Sender<Bytes>) -> Result<(), Failure> {
         let handed_on = async |mut body: Incoming| {
             while let Some(frame) = body.frame().await {
@@ -75,7 +75,7 @@ impl RunningNode {
         self.answered("GET", path, String::new(), handed_on).await
     }
 
-    /// What `take` makes of the body of the answer.
+    /// Sends a request and returns the result of `take` on the answer's body.
     async fn answered<T>(
         &self,
         method: &str,
@@ -94,7 +94,7 @@ impl RunningNode {
             .header(AUTHORIZATION, self.token.authorization())
             .body(Full::<Bytes>::from(body))
             .map_err(|error| self.unanswered(&error))?;
-        // Owns the sender: the connection ends with it.
+        // The future owns the sender, so the connection ends with it.
         let answered = async move {
             let answer = sender.send_request(request).await?;
             let (status, body) = (answer.status(), answer.into_body());
@@ -106,10 +106,10 @@ impl RunningNode {
         let (answered, _) = tokio::join!(answered, connection);
         answered.map_err(|error| self.unanswered(&error))?.map_err(|(status, body)| {
             #[derive(Deserialize)]
-            struct Refusal {
+            struct RefusalBody {
                 error: String,
             }
-            let reason = serde_json::from_slice(&body).map(|Refusal { error }| error);
+            let reason = serde_json::from_slice(&body).map(|RefusalBody { error }| error);
             let reason = reason.unwrap_or_else(|_| "it is no Fanfare node".to_owned());
             Failure::failed(format!("the node at {address} answered {}: {reason}", status.as_u16()))
         })
@@ -122,9 +122,9 @@ impl RunningNode {
 
 fn admin_address(file: &Path) -> Option<SocketAddr> {
     #[derive(Deserialize)]
-    struct Node {
+    struct AdminNodeFile {
         admin: SocketAddr,
     }
     let text = std::fs::read_to_string(file).ok()?;
-    serde_json::from_str(&text).ok().map(|Node { admin }| reachable(admin))
+    serde_json::from_str(&text).ok().map(|AdminNodeFile { admin }| reachable(admin))
 }

@@ -3,20 +3,21 @@
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::failure::{Failure, Outcome};
-use crate::pulse;
+use super::failure::{CommandOutcome, Failure};
+use crate::stall_detector;
 
-/// `threads` workers; 0: one per core.
+/// A runtime of `threads` workers; 0: one per core.
 pub(super) fn multi_thread(threads: usize) -> Result<Runtime, Failure> {
     let mut builder = Builder::new_multi_thread();
     if threads > 0 {
         builder.worker_threads(threads);
     }
-    let built = builder.thread_name("fanfare").on_thread_unpark(pulse::pass).enable_all().build();
+    let built =
+        builder.thread_name("fanfare").on_thread_unpark(stall_detector::halt_if_stalled).enable_all().build();
     built.map_err(|error| Failure::because("cannot start threads", &error))
 }
 
-/// Runs `work` on this thread, whatever becomes of others.
+/// Runs `work` on this thread, independent of other runtimes.
 pub(super) fn alone<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let built = Builder::new_current_thread().enable_all().build();
     built.map_err(|error| Failure::because("cannot start the runtime", &error))?.block_on(work)
@@ -24,15 +25,15 @@ pub(super) fn alone<T>(work: impl Future<Output = Result<T, Failure>>) -> Result
 
 /// Runs the work of a client command, unless a signal ends it first.
 pub(super) fn interruptible(
-    work: impl Future<Output = Result<Outcome, Failure>>,
-) -> Result<Outcome, Failure> {
+    work: impl Future<Output = Result<CommandOutcome, Failure>>,
+) -> Result<CommandOutcome, Failure> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::because("cannot start the runtime", &error))?;
     let outcome = runtime.block_on(async {
         let mut stop = StopSignals::listen()?;
         tokio::select! {
             outcome = work => outcome,
-            signal = stop.next() => Ok(Outcome::Interrupted(signal)),
+            signal = stop.next() => Ok(CommandOutcome::Interrupted(signal)),
         }
     });
     // A read of stdin cannot be cancelled; the process ends without waiting for its line.
@@ -40,7 +41,7 @@ pub(super) fn interruptible(
     outcome
 }
 
-/// SIGUSR1 and SIGUSR2, which would end the process otherwise, for nothing.
+/// Ignores SIGUSR1 and SIGUSR2, which would end the process otherwise.
 pub(super) fn ignore_user_signals() -> Result<[Signal; 2], Failure> {
     let ignore = |kind| signal(kind).map_err(|error| Failure::because("cannot listen for signals", &error));
     Ok([ignore(SignalKind::user_defined1())?, ignore(SignalKind::user_defined2())?])
@@ -65,7 +66,7 @@ impl StopSignals {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    /// The next of either. Cancelling it loses nothing.
+    /// The next signal of either kind. Safe to cancel.
     pub(super) async fn next(&mut self) -> StopSignal {
         tokio::select! {
             _ = self.interrupt.recv() => StopSignal::Interrupt,

@@ -1,12 +1,12 @@
-//! `fanfare schema apply`: what the shared store needs in its database.
+//! `fanfare schema apply`: creates what the shared store needs in its database.
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
 use super::runtime;
 use crate::app;
 use crate::config::{Config, StoreKind};
 
-pub(super) fn apply(config: &Config) -> Result<Outcome, Failure> {
+pub(super) fn apply(config: &Config) -> Result<CommandOutcome, Failure> {
     if config.store != StoreKind::Scylla {
         return Err(Failure::usage("only --store scylla has a schema"));
     }

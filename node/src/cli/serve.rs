@@ -1,4 +1,4 @@
-//! `fanfare serve`: a node from start to drained.
+//! `fanfare serve`: a node from its start to the end of its drain.
 
 use std::time::Duration;
 
@@ -7,51 +7,51 @@ use tokio::runtime::Handle;
 use tokio::task::JoinError;
 use tracing_appender::non_blocking::WorkerGuard;
 
-use super::anew;
 use super::banner::Banner;
 use super::check;
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output;
+use super::restart_in_place;
 use super::runtime::{self, StopSignals};
 use crate::app::App;
-use crate::config::{Config, Loaded, Mistake};
-use crate::{pulse, tasks, telemetry};
+use crate::config::{Config, ConfigMistake, LoadedConfig};
+use crate::{stall_detector, tasks, telemetry};
 
-/// A node that stood still may have been asked to stop meanwhile, and hears that no later than this.
-const HEARS_WITHIN: Duration = Duration::from_millis(100);
+/// Time within which a stalled node learns of a stop signal that came during the stall.
+const SIGNAL_WITHIN: Duration = Duration::from_millis(100);
 const DEAD: &str = "stood still, so it was dead before everything was drained";
 
-pub(super) fn run(loaded: Loaded) -> Result<Outcome, Failure> {
+pub(super) fn run(loaded: LoadedConfig) -> Result<CommandOutcome, Failure> {
     let (config, warnings) = check::accepted(loaded)?;
     let config = &config;
     let logs = telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
-    let _logs = Logs(Some(logs));
-    for Mistake { place, problem } in warnings {
+    let _logs = LogsGuard(Some(logs));
+    for ConfigMistake { place, problem } in warnings {
         tracing::warn!(target: telemetry::CONFIGURATION, place, problem, "configuration warning");
     }
     if config.gossip_listen.is_some() {
-        pulse::watch();
+        stall_detector::watch();
     }
     let runtime = runtime::multi_thread(config.threads)?;
-    // This thread has a runtime of its own: it is the one that goes on after the process has stood still.
+    // This thread has its own runtime: it continues after a stall of the process.
     let outcome = runtime::alone(serve(config, runtime.handle()));
-    // Whatever still runs had its time.
+    // Everything that still runs has had its time.
     runtime.shutdown_background();
     outcome
 }
 
-async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
-    let config = &anew::with_members(config.clone());
+async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Failure> {
+    let config = &restart_in_place::with_members(config.clone());
     let mut signals = StopSignals::listen()?;
     let _others = runtime::ignore_user_signals()?;
     let app = tokio::select! {
         started = threads.spawn(App::start(config.clone())) => {
-            whole(started).map_err(|error| Failure::because("cannot start", &error))?
+            unwrap_join(started).map_err(|error| Failure::because("cannot start", &error))?
         }
-        _ = signals.next() => return Ok(Outcome::Done),
+        _ = signals.next() => return Ok(CommandOutcome::Done),
     };
-    anew::count();
+    restart_in_place::count();
     let banner = Banner {
         config,
         node_id: app.node_id().to_string(),
@@ -62,50 +62,50 @@ async fn serve(config: &Config, threads: &Handle) -> Result<Outcome, Failure> {
     let text = banner.text();
     tasks::at_most(output::READ_WITHIN, move || output::write(&text)).ok();
     tell_supervisor(NotifyState::Ready);
-    let (failed, told) = tokio::select! {
+    let (failed, reason) = tokio::select! {
         biased;
         _ = signals.next() => (false, "stopping, a further signal stops at once"),
         () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
         () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
-        () = pulse::stood_still() => {
+        () = stall_detector::stalled() => {
             let is_asked = tokio::select! {
                 biased;
                 _ = signals.next() => true,
                 () = app.drain_asked() => true,
-                () = tokio::time::sleep(HEARS_WITHIN) => false,
+                () = tokio::time::sleep(SIGNAL_WITHIN) => false,
             };
             return Err(match is_asked {
                 true => Failure::failed(DEAD),
-                false => anew::begin(config, app.addresses(), &app.members()),
+                false => restart_in_place::begin(config, app.addresses(), &app.members()),
             });
         }
     };
-    tracing::info!("{told}");
+    tracing::info!("{reason}");
     tell_supervisor(NotifyState::Stopping);
     tokio::select! {
         stopped = threads.spawn(app.stop()) => {
-            whole(stopped);
+            unwrap_join(stopped);
             match failed {
-                false => Ok(Outcome::Done),
+                false => Ok(CommandOutcome::Done),
                 true => Err(Failure::failed("the node could not go on, its log says why")),
             }
         }
         _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
-        () = pulse::stood_still() => Err(Failure::failed(DEAD)),
+        () = stall_detector::stalled() => Err(Failure::failed(DEAD)),
     }
 }
 
-/// Of systemd with `Type=notify`; without one, nobody is told.
+/// Notifies systemd (`Type=notify`); does nothing without it.
 fn tell_supervisor(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "the supervisor cannot be told how the node stands");
     }
 }
 
-/// The writer of the logs. Its end waits a second at most, because without a reader the writer reports that itself, and waits.
-struct Logs(Option<WorkerGuard>);
+/// The log writer. Its drop waits at most a second, because without a reader the writer reports that itself, and waits.
+struct LogsGuard(Option<WorkerGuard>);
 
-impl Drop for Logs {
+impl Drop for LogsGuard {
     fn drop(&mut self) {
         let writer = self.0.take();
         tasks::at_most(output::READ_WITHIN, move || drop(writer)).ok();
@@ -113,6 +113,6 @@ impl Drop for Logs {
 }
 
 /// The result of a task that nothing cancels. Resumes the task's panic.
-fn whole<T>(joined: Result<T, JoinError>) -> T {
+fn unwrap_join<T>(joined: Result<T, JoinError>) -> T {
     joined.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -8,7 +8,7 @@ use fanfare_client::{Attach, Attached, Client, Delivery, Error, Event, MessageIn
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::occupancy;
 use super::output::{self, printable, tell, time_of_day};
 use super::presence;
@@ -16,7 +16,7 @@ use super::runtime::interruptible;
 use super::target::NodeArguments;
 
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct SubscribeArguments {
     #[command(flatten)]
     node: NodeArguments,
 
@@ -32,12 +32,12 @@ pub(super) struct Arguments {
     #[arg(long)]
     occupancy: bool,
 
-    /// What to follow: one channel or more
+    /// Channels to follow: one or more
     #[arg(required = true, value_name = "CHANNEL")]
     channels: Vec<String>,
 }
 
-/// How many messages a node gives, and how far back, is its own to say.
+/// Parses a rewind. The node decides how many messages it gives, and how far back.
 fn rewind(text: &str) -> Result<String, String> {
     let number = text.strip_suffix(['s', 'm']).unwrap_or(text);
     if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -50,8 +50,8 @@ fn rewind(text: &str) -> Result<String, String> {
     Err(minutes.map_or_else(|| allowed.to_owned(), |minutes| format!("{allowed}; {text} is {minutes}m")))
 }
 
-/// Prints a JSON object per message and line, or on a terminal a line to read. How the channels stand is told on stderr.
-pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
+/// Prints a JSON object per message and line, or a readable line on a terminal. The state of channels goes to stderr.
+pub(super) fn run(arguments: SubscribeArguments) -> Result<CommandOutcome, Failure> {
     let options = arguments.node.options()?.reconnecting();
     interruptible(async move {
         let client =
@@ -68,8 +68,8 @@ struct Follower {
 }
 
 impl Follower {
-    /// A channel that is refused does not keep the others from being followed.
-    async fn attach(&mut self, arguments: &Arguments) -> Result<(), Failure> {
+    /// Attaches to the channels. A refused channel does not keep the others from being followed.
+    async fn attach(&mut self, arguments: &SubscribeArguments) -> Result<(), Failure> {
         for channel in &arguments.channels {
             let modes = (!arguments.presence).then(|| vec!["subscribe".to_owned()]);
             let rewind = arguments.rewind.clone();
@@ -101,28 +101,28 @@ impl Follower {
         self.check_following()
     }
 
-    async fn follow(&mut self) -> Result<Outcome, Failure> {
+    async fn follow(&mut self) -> Result<CommandOutcome, Failure> {
         while let Some(event) = self.client.next().await {
             let lines = match event {
                 Event::Messages(delivery) => lines(&delivery),
                 Event::Presence(presence) => presence::event_lines(&presence),
                 Event::Members(members) => presence::member_lines(&members),
-                Event::Occupancy(told) => occupancy::line(&told),
+                Event::Occupancy(counts) => occupancy::line(&counts),
                 Event::Ended(ending) => return Err(Failure::failed(printable(&ending.to_string()))),
                 other => {
-                    self.stand(other)?;
+                    self.report_event(other)?;
                     continue;
                 }
             };
             if !output::write(&lines)? {
-                return Ok(Outcome::Done);
+                return Ok(CommandOutcome::Done);
             }
         }
         Err(Failure::failed("the connection ended"))
     }
 
-    /// Tells of what is no line for stdout.
-    fn stand(&mut self, event: Event) -> Result<(), Failure> {
+    /// Reports events that have no line on stdout.
+    fn report_event(&mut self, event: Event) -> Result<(), Failure> {
         match event {
             Event::Attached(attached) => tell(&continuity(&attached)),
             Event::Detached { channel, error, code } => {
@@ -165,7 +165,7 @@ fn lines(delivery: &Delivery) -> String {
 fn json_line(channel: &str, message: &MessageIn) -> String {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
-    struct Line<'a> {
+    struct MessageLine<'a> {
         channel: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
         name: Option<&'a str>,
@@ -180,7 +180,7 @@ fn json_line(channel: &str, message: &MessageIn) -> String {
         timestamp: u64,
     }
 
-    let line = Line {
+    let line = MessageLine {
         channel,
         name: message.name.as_deref(),
         data: message.data.as_deref(),
@@ -193,7 +193,7 @@ fn json_line(channel: &str, message: &MessageIn) -> String {
     serde_json::to_string(&line).expect("texts and numbers are JSON") + "\n"
 }
 
-/// Time of day (UTC), channel, who, event name, data.
+/// Time of day (UTC), channel, client, event name, data.
 fn readable_line(channel: &str, message: &MessageIn) -> String {
     let mut parts = vec![time_of_day(message.timestamp), printable(channel)];
     parts.extend(message.client_id.as_deref().map(|id| format!("<{}>", printable(id))));

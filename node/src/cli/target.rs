@@ -1,4 +1,4 @@
-//! Which node a client command talks to, and with which credential.
+//! Target node and credential of a client command.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl KeyArguments {
         }
     }
 
-    /// `missing` says what was not given instead.
+    /// The development node's key. `missing` names the setting that was not given instead.
     fn development_key(&self, missing: &str) -> Result<String, Failure> {
         let file = development_key_file(&self.data_dir());
         let text = std::fs::read_to_string(&file).map_err(|error| {
@@ -92,7 +92,7 @@ impl NodeArguments {
         Ok(options)
     }
 
-    /// A flag beats the environment. The key of the development node on this machine goes to nobody else.
+    /// The credential. A flag takes precedence over the environment. The development key is sent only to a node on this machine.
     fn credential(&self, url: &str) -> Result<Credential, Failure> {
         if self.no_key {
             return Ok(Credential::None);
@@ -132,7 +132,7 @@ fn has_known_scheme(url: &str) -> bool {
     url.split_once("://").is_some_and(|(scheme, _)| matches!(scheme, "http" | "ws" | "https" | "wss"))
 }
 
-/// Refuses what is taken for a token by mistake, a key or a token request, before it is sent anywhere.
+/// Refuses a key or a token request that was given as a token by mistake, before it is sent anywhere.
 fn service_jwt(token: String) -> Result<Credential, Failure> {
     let part = |part: &str| {
         !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
@@ -148,7 +148,7 @@ fn service_jwt(token: String) -> Result<Credential, Failure> {
 fn is_local(url: &str) -> bool {
     let authority =
         url.split_once("://").map_or(url, |(_, rest)| rest).split(['/', '?', '#']).next().unwrap_or_default();
-    // The machine is what stands behind a user: localhost:x@node.example is not this one.
+    // The host comes after the user: localhost:x@node.example is not this machine.
     if authority.contains('@') {
         return false;
     }
@@ -160,10 +160,10 @@ fn is_local(url: &str) -> bool {
         || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// The address in the file that a running node keeps.
+/// The address in the file that a running node writes.
 fn running_node(file: &Path) -> Result<String, Failure> {
     #[derive(Deserialize)]
-    struct Node {
+    struct ListenNodeFile {
         listen: SocketAddr,
         #[serde(default)]
         tls: bool,
@@ -176,12 +176,12 @@ fn running_node(file: &Path) -> Result<String, Failure> {
         ))
     };
     let text = std::fs::read_to_string(file).map_err(|error| failed(error.to_string()))?;
-    let node: Node = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
+    let node: ListenNodeFile = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
     let scheme = if node.tls { "https" } else { "http" };
     Ok(format!("{scheme}://{}", reachable(node.listen)))
 }
 
-/// Where a listener can be reached from its own machine: loopback stands for all addresses.
+/// The address of a listener for clients on its own machine: loopback in place of all addresses.
 pub(super) fn reachable(listen: SocketAddr) -> SocketAddr {
     match listen {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, v4.port()).into(),
@@ -196,7 +196,7 @@ pub(super) fn data_dir(given: Option<PathBuf>) -> PathBuf {
     given.unwrap_or_else(|| PathBuf::from("./data"))
 }
 
-/// An empty one counts as not given.
+/// The variable as a secret; an empty one counts as not given.
 fn secret_variable(name: &str) -> Result<Option<String>, Failure> {
     let Some(text) = variable(name) else { return Ok(None) };
     match bare_secret(&text) {

@@ -4,26 +4,27 @@ use clap::{Args, Subcommand};
 use fanfare_client::Key;
 use fanfare_client::sign::{self, JwtParams, TokenParams};
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::target::KeyArguments;
 use super::{inspect, output};
 use crate::config::parse_duration;
 use crate::model::{Capability, ClientId, Limits};
 
-/// What a JWT, which must carry a capability, may do when none is asked for.
+/// Default capability of a JWT, which must carry one.
 const ALL: &str = r#"{"*":["subscribe","publish","presence","history","amqp-subscribe"]}"#;
 const JWT_TTL_MS: u64 = 3_600_000;
 
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
-pub(super) struct Arguments {
+pub(super) struct TokenArguments {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<TokenCommand>,
 
     #[command(flatten)]
     key: KeyArguments,
 
-    /// What the token may do, as JSON: {"chat:*":["subscribe"]}; else all that the key holds (--jwt: all operations on *)
+    /// Capability of the token, as JSON: {"chat:*":["subscribe"]}; else all that the key holds (--jwt: all operations
+    /// on *)
     #[arg(long, value_name = "JSON")]
     capability: Option<String>,
 
@@ -41,9 +42,9 @@ pub(super) struct Arguments {
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum TokenCommand {
     /// Says what a token holds and why a node would refuse it, without asking a node
-    Inspect(inspect::Arguments),
+    Inspect(inspect::InspectArguments),
 }
 
 fn ttl_ms(text: &str) -> Result<u64, String> {
@@ -54,14 +55,14 @@ fn ttl_ms(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "must be longer than nothing".to_owned())
 }
 
-pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
-    if let Some(Command::Inspect(inspected)) = arguments.command {
+pub(super) fn run(arguments: TokenArguments) -> Result<CommandOutcome, Failure> {
+    if let Some(TokenCommand::Inspect(inspected)) = arguments.command {
         return inspect::run(inspected);
     }
     let key: Key = arguments.key.key()?.parse().map_err(|error| unusable(&error))?;
     check(&arguments)?;
     if arguments.jwt && arguments.capability.is_none() {
-        // On stderr, so that the token alone is what a script reads.
+        // Written to stderr, so that a script reads the token alone.
         eprintln!("signed for every operation on every channel: a key that holds less needs --capability");
     }
     let (ttl_ms_max, asked_ms) = (Limits::default().token_ttl_max_ms, arguments.ttl.unwrap_or_default());
@@ -74,21 +75,21 @@ pub(super) fn run(arguments: Arguments) -> Result<Outcome, Failure> {
     output::print(&format!("{signed}\n"))
 }
 
-/// What every node would refuse is not signed.
-fn check(arguments: &Arguments) -> Result<(), Failure> {
+/// Refuses arguments that every node would refuse.
+fn check(arguments: &TokenArguments) -> Result<(), Failure> {
     if let Some(capability) = &arguments.capability {
         Capability::parse_json(capability)
             .map_err(|error| Failure::usage(format!("--capability: {error}")))?;
     }
     if let Some(client_id) = &arguments.client_id {
-        // How long it may be is a setting of the node.
+        // The length limit is a setting of the node.
         let limits = Limits { client_id_bytes: usize::MAX, ..Limits::default() };
         ClientId::new(client_id, &limits).map_err(|error| Failure::usage(format!("--client-id {error}")))?;
     }
     Ok(())
 }
 
-fn jwt(key: &Key, arguments: Arguments) -> Result<String, Failure> {
+fn jwt(key: &Key, arguments: TokenArguments) -> Result<String, Failure> {
     let params = JwtParams {
         capability: arguments.capability.unwrap_or_else(|| ALL.to_owned()),
         client_id: arguments.client_id,
@@ -98,7 +99,7 @@ fn jwt(key: &Key, arguments: Arguments) -> Result<String, Failure> {
     sign::jwt(key, &params).map_err(|error| unusable(&error))
 }
 
-fn token_request(key: &Key, arguments: Arguments) -> Result<String, Failure> {
+fn token_request(key: &Key, arguments: TokenArguments) -> Result<String, Failure> {
     let params = TokenParams {
         ttl_ms: arguments.ttl,
         capability: arguments.capability,
@@ -120,9 +121,9 @@ mod tests {
 
     use super::*;
 
-    fn arguments(given: &[&str]) -> Arguments {
-        let command = Arguments::augment_args(clap::Command::new("token").no_binary_name(true));
-        Arguments::from_arg_matches(&command.get_matches_from(given)).expect("good arguments")
+    fn arguments(given: &[&str]) -> TokenArguments {
+        let command = TokenArguments::augment_args(clap::Command::new("token").no_binary_name(true));
+        TokenArguments::from_arg_matches(&command.get_matches_from(given)).expect("good arguments")
     }
 
     #[test]

@@ -15,19 +15,19 @@ use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::failure::{Failure, Outcome};
+use super::failure::{CommandOutcome, Failure};
 use super::output::{self, printable, tell};
 use super::runtime::interruptible;
 use crate::model::{Clock, bare_secret};
 
-/// Above the largest batch that a webhook may be given.
+/// Bound of a request, above the largest batch of a webhook.
 const BODY_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// A request that is older, or ahead, may be one that was recorded.
+/// Tolerance of a request's age in both directions: beyond it the request may be a recorded one.
 const AGE_MS_MAX: u64 = 5 * 60 * 1000;
 
 #[derive(Args)]
-pub(super) struct Arguments {
-    /// Where to listen; port 0 takes a free one
+pub(super) struct WebhookArguments {
+    /// Address to listen on; port 0 takes a free one
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9000")]
     listen: SocketAddr,
 
@@ -57,13 +57,13 @@ pub(super) fn command() -> Command {
         .about("Webhooks")
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommand(Arguments::augment_args(Command::new("listen").about(
+        .subcommand(WebhookArguments::augment_args(Command::new("listen").about(
             "Receives webhooks, verifies their signatures and prints a line for each, to try one without a server",
         )))
 }
 
-/// Listens until it is interrupted, or nobody reads what it prints.
-pub(super) fn listen(arguments: Arguments) -> Result<Outcome, Failure> {
+/// Listens until it is interrupted, or the reader of its output has gone.
+pub(super) fn listen(arguments: WebhookArguments) -> Result<CommandOutcome, Failure> {
     let secret = secret(&arguments)?;
     interruptible(async move {
         let cannot = |error| Failure::because(&format!("cannot listen on {}", arguments.listen), &error);
@@ -74,7 +74,7 @@ pub(super) fn listen(arguments: Arguments) -> Result<Outcome, Failure> {
             tell("signatures are not verified without --secret or --secret-file");
         }
         let unread = CancellationToken::new();
-        let printer = Printer {
+        let printer = WebhookPrinter {
             secret,
             status: arguments.status,
             verbose: arguments.verbose,
@@ -83,13 +83,13 @@ pub(super) fn listen(arguments: Arguments) -> Result<Outcome, Failure> {
         };
         let serve = axum::serve(listener, Router::new().fallback(receive).with_state(printer));
         tokio::select! {
-            ended = serve => ended.map(|()| Outcome::Done).map_err(|error| Failure::because("cannot serve", &error)),
-            () = unread.cancelled() => Ok(Outcome::Done),
+            ended = serve => ended.map(|()| CommandOutcome::Done).map_err(|error| Failure::because("cannot serve", &error)),
+            () = unread.cancelled() => Ok(CommandOutcome::Done),
         }
     })
 }
 
-fn secret(arguments: &Arguments) -> Result<Option<Arc<[u8]>>, Failure> {
+fn secret(arguments: &WebhookArguments) -> Result<Option<Arc<[u8]>>, Failure> {
     let Some(file) = &arguments.secret_file else {
         return Ok(arguments.secret.as_deref().map(|secret| secret.as_bytes().into()));
     };
@@ -103,23 +103,23 @@ fn secret(arguments: &Arguments) -> Result<Option<Arc<[u8]>>, Failure> {
 }
 
 #[derive(Clone)]
-struct Printer {
+struct WebhookPrinter {
     secret: Option<Arc<[u8]>>,
     status: u16,
     verbose: bool,
     clock: Clock,
-    /// Cancelled when nobody reads what is printed.
+    /// Cancelled when the reader of the output has gone.
     unread: CancellationToken,
 }
 
-/// The fields of an envelope that are read.
+/// The fields of an envelope that are used.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     #[serde(borrow)]
     items: Vec<&'a RawValue>,
 }
 
-async fn receive(State(printer): State<Printer>, request: Request<Body>) -> Response<Body> {
+async fn receive(State(printer): State<WebhookPrinter>, request: Request<Body>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let status = match to_bytes(body, BODY_BYTES_MAX).await {
         Ok(body) => {
@@ -136,7 +136,7 @@ async fn receive(State(printer): State<Printer>, request: Request<Body>) -> Resp
     answer.unwrap_or_default()
 }
 
-impl Printer {
+impl WebhookPrinter {
     fn lines(&self, headers: &HeaderMap, body: &[u8]) -> String {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or("-");
         let channel = path::decode(header(wire::CHANNEL)).unwrap_or_else(|_| "-".to_owned());
@@ -182,9 +182,9 @@ mod tests {
     const NOW_MS: u64 = 1_764_324_000_000;
     const BODY: &str = r#"{"items":[{"data":1},{"data":"\u001b"}]}"#;
 
-    fn printer(secret: Option<&[u8]>, verbose: bool) -> Printer {
+    fn printer(secret: Option<&[u8]>, verbose: bool) -> WebhookPrinter {
         let (secret, clock) = (secret.map(Arc::from), Clock::manual(NOW_MS));
-        Printer { secret, status: 204, verbose, clock, unread: CancellationToken::new() }
+        WebhookPrinter { secret, status: 204, verbose, clock, unread: CancellationToken::new() }
     }
 
     fn headers(timestamp: &str, secret: &[u8]) -> HeaderMap {

@@ -1,4 +1,4 @@
-//! The secret that makes nodes one cluster.
+//! The cluster key: the secret that all nodes of a cluster share.
 
 use std::fmt;
 use std::io;
@@ -11,22 +11,22 @@ use base64::engine::general_purpose::STANDARD;
 use crate::model::bare_secret;
 
 const SECRET_BYTES: usize = 32;
-/// No file with two such lines is longer.
+/// Upper bound of the key file, longer than two lines of base64 need.
 const FILE_BYTES_MAX: usize = 1024;
 
-/// One secret, or two while it changes: the first one seals, both open. It is used through keys derived for one purpose each.
+/// One secret, or two while the key is rotated: the first one seals, both open. Each use derives a key of its own.
 #[derive(Clone)]
 pub struct ClusterKey(Vec<Prk>);
 
 impl ClusterKey {
-    /// Reads `--cluster-key-file`.
+    /// Reads the file of `--cluster-key-file`.
     pub fn open(path: &Path) -> Result<Self, ClusterKeyError> {
         let text = std::fs::read_to_string(path);
         let text = text.map_err(|source| ClusterKeyError::Unreadable { path: path.to_owned(), source })?;
         Self::parse(&text).ok_or_else(|| ClusterKeyError::Malformed { path: path.to_owned() })
     }
 
-    /// One or two lines of base64 of 32 bytes.
+    /// Parses one or two lines, each the base64 of 32 bytes.
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() > FILE_BYTES_MAX {
             return None;
@@ -38,7 +38,7 @@ impl ClusterKey {
         (1..=2).contains(&secrets.len()).then_some(Self(secrets))
     }
 
-    /// A key of each secret for what `purpose` and `context` say; the first one is to seal with.
+    /// Derives one key from each secret for this `purpose` and `context`. The first key is the one that seals.
     pub fn derive<'a, const N: usize>(
         &'a self,
         purpose: &str,
@@ -47,7 +47,8 @@ impl ClusterKey {
         let info = [purpose.as_bytes(), &[0], context].concat();
         self.0.iter().map(move |secret| {
             let mut key = [0; N];
-            let derived = secret.expand(&[&info], Bytes(N)).and_then(|output| output.fill(&mut key));
+            let derived =
+                secret.expand(&[&info], DerivedKeyLength(N)).and_then(|output| output.fill(&mut key));
             derived.expect("so few bytes can be derived");
             key
         })
@@ -60,15 +61,15 @@ impl fmt::Debug for ClusterKey {
     }
 }
 
-struct Bytes(usize);
+struct DerivedKeyLength(usize);
 
-impl KeyType for Bytes {
+impl KeyType for DerivedKeyLength {
     fn len(&self) -> usize {
         self.0
     }
 }
 
-/// Why the file of the cluster key was not taken; the text holds nothing of it.
+/// The reason why the file of the cluster key was refused. The text holds nothing of the key.
 #[derive(Debug)]
 pub enum ClusterKeyError {
     Unreadable { path: PathBuf, source: io::Error },

@@ -1,4 +1,4 @@
-//! What makes several nodes one service.
+//! Cluster: membership, links between peers, and the routing of messages over several nodes.
 
 pub mod inbound;
 mod key;

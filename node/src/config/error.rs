@@ -1,19 +1,19 @@
 use std::error::Error;
 use std::fmt;
 
-/// One thing that is wrong or odd, and where: `fanfare.toml:7: limits.nesting`, `FANFARE_LISTEN` or `--listen`.
+/// One mistake or oddity with its place: `fanfare.toml:7: limits.nesting`, `FANFARE_LISTEN` or `--listen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistake {
+pub struct ConfigMistake {
     pub place: String,
     pub problem: String,
 }
 
-impl Mistake {
+impl ConfigMistake {
     pub fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { place: place.into(), problem: problem.into() }
     }
 
-    /// The error and what caused it, parted by colons.
+    /// A mistake with the text of the error and its causes, separated by colons.
     pub fn because(place: &str, error: &dyn Error) -> Self {
         let mut problem = error.to_string();
         let mut cause = error.source();
@@ -25,7 +25,7 @@ impl Mistake {
     }
 }
 
-impl fmt::Display for Mistake {
+impl fmt::Display for ConfigMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.problem)
     }
@@ -33,7 +33,7 @@ impl fmt::Display for Mistake {
 
 /// Every mistake of the configuration, one per line; never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigError(pub Vec<Mistake>);
+pub struct ConfigError(pub Vec<ConfigMistake>);
 
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

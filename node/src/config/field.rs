@@ -1,4 +1,4 @@
-//! How each type of a setting is read and shown.
+//! Parsing and display of each type of a setting.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -14,22 +14,22 @@ use crate::telemetry::traces::{CollectorUrl, SampleRatio};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     Text,
-    /// `true` or `false`; as a flag it needs no value.
+    /// `true` or `false`; a flag needs no value.
     Boolean,
-    /// A whole number; a text with a unit is taken too.
+    /// A whole number, or a text with a unit.
     Number,
     /// A number that may have a fraction.
     Fraction,
-    /// A list of texts, or one; a variable parts them with commas, a flag is repeated.
+    /// A list of texts, or one; separated by commas in a variable, repeated as a flag.
     List,
 }
 
-/// A value as it stands in a variable or behind a flag.
+/// A value as written in a variable or after a flag.
 pub(super) trait Field: Sized {
     const FORM: Form = Form::Text;
 
     fn read(text: &str) -> Result<Self, String>;
-    /// None: there is no value unless one is given.
+    /// The text of a value; none if there is no default.
     fn show(&self) -> Option<String>;
 }
 
@@ -86,7 +86,7 @@ impl Field for SocketAddr {
     }
 }
 
-/// Hosts and ports, parted by commas. Names are looked up later, and again.
+/// Hosts and ports, separated by commas. Names are resolved later, and repeatedly.
 impl Field for Vec<String> {
     const FORM: Form = Form::List;
 
@@ -99,7 +99,7 @@ impl Field for Vec<String> {
     }
 }
 
-/// Networks and addresses, parted by commas.
+/// Networks and addresses, separated by commas.
 macro_rules! networks {
     ($of:ty) => {
         impl Field for Vec<$of> {
@@ -131,7 +131,7 @@ impl Field for AmqpUrl {
     }
 }
 
-/// The same.
+/// Shown without its secrets.
 impl Field for ManagementUrl {
     fn read(text: &str) -> Result<Self, String> {
         Self::parse(text)
@@ -247,7 +247,7 @@ pub(super) fn read_switch(text: &str) -> Result<bool, String> {
     one_of(text, &[("on", true), ("off", false)])
 }
 
-/// No more threads than this share one listener.
+/// Bound of the threads that share one listener.
 const THREADS_MAX: usize = 64;
 
 pub(super) fn read_threads(text: &str) -> Result<usize, String> {
@@ -284,7 +284,7 @@ fn read_endpoint(text: &str) -> Result<String, String> {
     }
 }
 
-/// As a token has it: any text, compared as it is.
+/// Parses an audience: any text, compared literally with a token's `aud`.
 pub(super) fn read_audience(text: &str) -> Result<String, String> {
     if text.is_empty() || text.trim() != text || text.chars().any(char::is_control) {
         return Err(format!(
@@ -295,7 +295,7 @@ pub(super) fn read_audience(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A host that others can be told of.
+/// Parses a host that can be advertised to others.
 pub(super) fn read_reachable_host(text: &str) -> Result<String, String> {
     match text.parse::<std::net::IpAddr>() {
         Ok(address) if address.to_canonical().is_unspecified() => Err(format!(
@@ -316,7 +316,7 @@ pub(super) fn read_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A stop that may take longer is a mistake.
+/// Bound of the stop time, above which a value is a mistake.
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
 
 pub(super) fn read_drain_timeout(text: &str) -> Result<Duration, String> {
@@ -348,7 +348,7 @@ pub(super) fn read_keyspace(text: &str) -> Result<String, String> {
     }
 }
 
-/// More copies than this are not read or written by a quorum in time.
+/// Bound of the copies that a quorum can read or write in time.
 const REPLICATION_MAX: usize = 9;
 
 pub(super) fn read_replication(text: &str) -> Result<usize, String> {

@@ -3,27 +3,27 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::Mistake;
+use super::error::ConfigMistake;
 use super::field::Form;
 use super::nearest::nearest;
 use super::settings::{Setting, settings};
 
-/// What the parser says of a key that stands twice; the first one counts.
+/// The parser's message for a repeated key; the first occurrence counts.
 const DUPLICATE: &str = "duplicate key";
 
-/// A setting that the file holds, with the value as a variable would hold it.
+/// A setting of the file, with its value in the form of a variable.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct FileSetting {
     pub(super) setting: &'static Setting,
     pub(super) text: String,
     /// `fanfare.toml:7: limits.nesting`
     pub(super) place: String,
 }
 
-/// What the file holds, in its order. `name` is the file's name in the mistakes.
-pub(super) fn parse(name: &str, text: &str) -> Vec<Result<Entry, Mistake>> {
+/// Parses the settings of the file, in order. `name` is the file's name in the mistakes.
+pub(super) fn parse(name: &str, text: &str) -> Vec<Result<FileSetting, ConfigMistake>> {
     let (document, errors) = DeTable::parse_recoverable(text);
-    let mut reader = Reader { name, text, found: Vec::new() };
+    let mut reader = ConfigFileReader { name, text, found: Vec::new() };
     let mut whole = true;
     for error in &errors {
         let span = error.span().unwrap_or_default();
@@ -43,13 +43,13 @@ pub(super) fn parse(name: &str, text: &str) -> Vec<Result<Entry, Mistake>> {
     reader.found
 }
 
-struct Reader<'a> {
+struct ConfigFileReader<'a> {
     name: &'a str,
     text: &'a str,
-    found: Vec<Result<Entry, Mistake>>,
+    found: Vec<Result<FileSetting, ConfigMistake>>,
 }
 
-impl Reader<'_> {
+impl ConfigFileReader<'_> {
     fn table(&mut self, table: Option<&'static str>, content: &DeTable<'_>) {
         let mut keys: Vec<_> = content.iter().collect();
         keys.sort_by_key(|(key, _)| key.span().start);
@@ -73,13 +73,13 @@ impl Reader<'_> {
             return;
         }
         match text_of(setting.form, value.get_ref()) {
-            Ok(text) => self.found.push(Ok(Entry { setting, text, place })),
+            Ok(text) => self.found.push(Ok(FileSetting { setting, text, place })),
             Err(problem) => self.mistake(place, problem),
         }
     }
 
     fn mistake(&mut self, place: String, problem: String) {
-        self.found.push(Err(Mistake { place, problem }));
+        self.found.push(Err(ConfigMistake { place, problem }));
     }
 
     fn line(&self, at: usize) -> usize {

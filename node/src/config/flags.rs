@@ -11,7 +11,7 @@ use super::settings::{Setting, flag_settings};
 pub struct Flags(pub(super) Vec<(&'static Setting, String)>);
 
 impl Flags {
-    /// Of a command that took [`arguments`].
+    /// Reads the flags of a command with [`arguments`].
     pub fn of(matches: &ArgMatches) -> Self {
         let given = |setting: &'static Setting| {
             let texts: Vec<_> = matches.get_many::<String>(setting.name)?.map(String::as_str).collect();
@@ -21,7 +21,7 @@ impl Flags {
     }
 }
 
-/// One argument per setting that has a flag. Values are checked with all else, by [`super::Loaded`].
+/// One argument for each setting that has a flag. `LoadedConfig` checks the values.
 pub fn arguments() -> impl Iterator<Item = Arg> {
     let defaults = Config::default();
     flag_settings().map(move |setting| argument(setting, (setting.show)(&defaults)))

@@ -1,4 +1,4 @@
-//! The table `[limits]`: every field of [`Limits`], which the compiler checks.
+//! The table `[limits]`: every field of [`Limits`], as the compiler checks.
 
 use super::field::Form;
 use super::quantity::{parse_bytes, parse_count, parse_ms};
@@ -21,7 +21,7 @@ macro_rules! limits {
             show: |config| Some(config.limits.$field.to_string()),
         }),*];
 
-        /// Does not compile when a limit is missing from the table.
+        /// Fails to compile when a limit is missing from the table.
         const _: fn(Limits) = |Limits { $($field: _),* }| ();
     };
 }
@@ -100,7 +100,7 @@ limits! {
     rebalance_ms 0..=86_400_000: "How often a node with far more connections than others asks some to go there; 0: only when it is asked to";
 }
 
-/// The unit stands last in the name.
+/// The unit, which is the last part of the name.
 const fn unit(name: &str) -> &'static str {
     if ends_with(name, "_bytes") {
         "BYTES"

@@ -4,11 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use super::Config;
-use super::error::{ConfigError, Mistake};
+use super::error::{ConfigError, ConfigMistake};
 use super::file;
 use super::flags::Flags;
 use super::nearest::nearest;
-use super::rules::{self, Places};
+use super::rules::{self, SettingSources};
 use super::settings::{Setting, settings};
 
 /// Variables of the client commands.
@@ -16,26 +16,26 @@ const CLIENT_VARIABLES: [&str; 3] = ["FANFARE_KEY", "FANFARE_TOKEN", "FANFARE_UR
 
 /// The settings that were given, with all mistakes and warnings.
 #[derive(Debug)]
-pub struct Loaded {
-    /// As far as it could be read.
+pub struct LoadedConfig {
+    /// Configuration, as far as it could be read.
     pub config: Config,
-    /// A node does not start with any, also where a stronger source overrides it.
-    pub mistakes: Vec<Mistake>,
-    /// A node starts with them, and says them.
-    pub warnings: Vec<Mistake>,
+    /// Mistakes, which prevent a start even if a stronger source overrides the setting.
+    pub mistakes: Vec<ConfigMistake>,
+    /// Warnings, which a starting node logs.
+    pub warnings: Vec<ConfigMistake>,
 }
 
-impl Loaded {
-    /// Reads the file that the flags or the environment name, and merges all three.
+impl LoadedConfig {
+    /// Reads the file that the flags or the environment name, and merges all three sources.
     pub fn of(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
-        let mut loading = Loading::default();
+        let mut loading = ConfigLoader::default();
         let variables = variables(environment, &mut loading);
         if let Some((place, path)) = config_file(flags, &variables) {
             let name = path.display().to_string();
             match std::fs::read_to_string(&path) {
                 Ok(text) => loading.apply_file(&name, &text),
                 Err(error) => {
-                    loading.mistakes.push(Mistake::new(place, format!("cannot read {name}: {error}")));
+                    loading.mistakes.push(ConfigMistake::new(place, format!("cannot read {name}: {error}")));
                 }
             }
         }
@@ -45,12 +45,16 @@ impl Loaded {
         for (setting, text) in &flags.0 {
             loading.apply(setting, text, format!("--{}", setting.flag()));
         }
-        let Loading { config, places, mut mistakes, mut warnings } = loading;
+        let ConfigLoader { config, sources: places, mut mistakes, mut warnings } = loading;
         rules::check(&config, &places, &mut mistakes);
         rules::warn(&config, &places, &mut warnings);
         Self { config, mistakes, warnings }
     }
 
+    /// The configuration, if it has no mistakes.
+    ///
+    /// The configuration, if it has no mistakes.
+    ///
     /// # Errors
     /// Every mistake at once.
     pub fn checked(self) -> Result<Config, ConfigError> {
@@ -59,14 +63,14 @@ impl Loaded {
 }
 
 #[derive(Default)]
-struct Loading {
+struct ConfigLoader {
     config: Config,
-    places: Places,
-    mistakes: Vec<Mistake>,
-    warnings: Vec<Mistake>,
+    sources: SettingSources,
+    mistakes: Vec<ConfigMistake>,
+    warnings: Vec<ConfigMistake>,
 }
 
-impl Loading {
+impl ConfigLoader {
     fn apply_file(&mut self, name: &str, text: &str) {
         for found in file::parse(name, text) {
             match found {
@@ -78,8 +82,8 @@ impl Loading {
 
     fn apply(&mut self, setting: &'static Setting, text: &str, place: String) {
         match (setting.read)(&mut self.config, text) {
-            Ok(()) => self.places.note(setting, place),
-            Err(problem) => self.mistakes.push(Mistake { place, problem }),
+            Ok(()) => self.sources.note(setting, place),
+            Err(problem) => self.mistakes.push(ConfigMistake { place, problem }),
         }
     }
 }
@@ -96,7 +100,7 @@ fn config_file(flags: &Flags, variables: &[(&'static Setting, String)]) -> Optio
 /// The settings among the variables. An empty variable counts as not given.
 fn variables(
     environment: impl IntoIterator<Item = (OsString, OsString)>,
-    loading: &mut Loading,
+    loading: &mut ConfigLoader,
 ) -> Vec<(&'static Setting, String)> {
     let mut given = Vec::new();
     let mut environment: Vec<_> = environment.into_iter().collect();
@@ -110,8 +114,8 @@ fn variables(
         let setting = settings().find(|setting| setting.variable() == name);
         match (setting, value.into_string()) {
             (Some(setting), Ok(text)) => given.push((setting, text)),
-            (Some(_), Err(_)) => loading.mistakes.push(Mistake::new(name, "is not UTF-8")),
-            (None, _) => loading.warnings.push(Mistake::new(name, unknown_variable(name))),
+            (Some(_), Err(_)) => loading.mistakes.push(ConfigMistake::new(name, "is not UTF-8")),
+            (None, _) => loading.warnings.push(ConfigMistake::new(name, unknown_variable(name))),
         }
     }
     given
@@ -126,7 +130,7 @@ fn unknown_variable(name: &str) -> String {
     }
 }
 
-/// Kubernetes sets such variables for a service that is named `fanfare` or `fanfare-…`.
+/// Whether Kubernetes sets such a variable, for a service named `fanfare` or `fanfare-…`.
 fn is_service_link(name: &str, value: &OsStr) -> bool {
     let is_address = value.to_str().is_some_and(|value| value.contains("://"));
     let is_port_of = |(_, rest): (&str, &str)| rest.starts_with(|c: char| c.is_ascii_digit());

@@ -1,4 +1,4 @@
-//! The filter of the log, which its own parser reads with too much goodwill: what is no level is a target for it.
+//! The log filter. Its own parser is too lenient: it takes every unknown level for a target.
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -6,7 +6,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::nearest::{nearest, nearest_spelling};
 
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-/// Crates that log; others may as well.
+/// Crates that log; others may log too.
 const TARGETS: [&str; 12] = [
     "fanfare",
     "scylla",
@@ -22,7 +22,7 @@ const TARGETS: [&str; 12] = [
     "tokio",
 ];
 
-/// Without the space between and around its parts.
+/// Parses the filter, without space between and around its parts.
 pub(super) fn read_log_filter(text: &str) -> Result<String, String> {
     let parts: Vec<_> = text.split(',').map(read_part).collect::<Result<_, _>>()?;
     let filter = parts.join(",");
@@ -56,7 +56,7 @@ fn read_level(text: &str) -> Result<&str, String> {
     }
 }
 
-/// A path of modules, with a span behind it or not.
+/// Whether the text is a module path, with or without a span.
 fn is_target(text: &str) -> bool {
     let (path, span) = text.split_once('[').map_or((text, ""), |(path, span)| (path, span));
     let is_path = path.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-:".contains(&b));
@@ -66,7 +66,7 @@ fn is_target(text: &str) -> bool {
         && (span.is_empty() || span.ends_with(']'))
 }
 
-/// Log lines that a valid filter leaves out, though it hardly should.
+/// Warnings about log lines that a valid filter leaves out, probably by mistake.
 pub(super) fn odd(filter: &str) -> Vec<String> {
     let targets: Vec<_> =
         filter.split(',').filter_map(|part| part.rsplit_once('=')).map(|(target, _)| target).collect();

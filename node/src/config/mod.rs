@@ -21,8 +21,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-pub use error::{ConfigError, Mistake};
-pub use load::Loaded;
+pub use error::{ConfigError, ConfigMistake};
+pub use load::LoadedConfig;
 pub use quantity::parse_duration;
 pub use reference::reference;
 #[cfg(test)]
@@ -32,15 +32,15 @@ use crate::model::{AllowRule, AmqpUrl, Limits, ManagementUrl, Network};
 use crate::telemetry::LogFormat;
 use crate::telemetry::traces::{CollectorUrl, SampleRatio};
 
-/// What `fanfare serve` runs with; `fanfare config-reference` says what each field means.
+/// Configuration of `fanfare serve`; `fanfare config-reference` explains each field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     pub config_file: Option<PathBuf>,
     pub data_dir: PathBuf,
-    /// As it was given; [`Config::directory_file`] is where it is looked for.
+    /// Directory file as given; [`Config::directory_file`] is the path that is read.
     pub directory: Option<PathBuf>,
     pub listen: SocketAddr,
-    /// With `tls_key`: the client listener speaks TLS.
+    /// Certificate; with `tls_key` the client listener uses TLS.
     pub tls_cert: Option<PathBuf>,
     pub tls_key: Option<PathBuf>,
     pub trusted_proxies: Vec<Network>,
@@ -48,53 +48,53 @@ pub struct Config {
     pub admin_listen: SocketAddr,
     pub admin_token_file: Option<PathBuf>,
     pub node_id: Option<String>,
-    /// None: the node is alone.
+    /// Gossip address; none for a single node.
     pub gossip_listen: Option<SocketAddr>,
     pub peer_listen: Option<SocketAddr>,
-    /// A name or an address; none: the listeners say it.
+    /// Advertised name or address; none: that of the listeners.
     pub advertise: Option<String>,
-    /// Each a host and a port.
+    /// Seeds, each a host and a port.
     pub seeds: Vec<String>,
     pub cluster_key_file: Option<PathBuf>,
-    /// All three or none: the links to other nodes have certificates that follow from the cluster key.
+    /// Certificate of the peer streams; all three files or none: without them the certificates are derived from the cluster key.
     pub peer_cert: Option<PathBuf>,
     pub peer_key: Option<PathBuf>,
     pub peer_ca: Option<PathBuf>,
     pub store: StoreKind,
-    /// Each a host and a port; for [`StoreKind::Scylla`], as all that begins with `scylla`.
+    /// Database nodes, each a host and a port; used by [`StoreKind::Scylla`], like all fields beginning with `scylla`.
     pub scylla_nodes: Vec<String>,
     pub scylla_keyspace: String,
     pub scylla_schema: SchemaMode,
-    /// Copies of each row in a keyspace that is made; none: as many as there are nodes, at most 3.
+    /// Copies of each row in a keyspace that is created; none: as many as there are nodes, at most 3.
     pub scylla_replication: Option<usize>,
-    /// Needed where the database has several.
+    /// Datacenter, required if the database has several.
     pub scylla_datacenter: Option<String>,
     pub scylla_user: Option<String>,
     pub scylla_password_file: Option<PathBuf>,
-    /// Addresses that a webhook may reach beside public ones.
+    /// Addresses that a webhook may reach in addition to public ones.
     pub webhook_allow: Vec<AllowRule>,
-    /// With `amqp_management_url`: the broker of the queues.
+    /// Broker of the queues, with `amqp_management_url`.
     pub amqp_url: Option<AmqpUrl>,
     pub amqp_management_url: Option<ManagementUrl>,
     pub drain_timeout: Duration,
     pub auth: bool,
-    /// The name of this service in `aud` of tokens.
+    /// Name of this service in the `aud` of tokens.
     pub audience: Option<String>,
     pub insecure: bool,
-    /// Shards and runtime workers, each; 0: one per core.
+    /// Number of shards, and of runtime workers; 0: one per core.
     pub threads: usize,
-    /// Where the system has it.
+    /// Whether io_uring is used, where the system supports it.
     pub io_uring: bool,
     /// A filter of `tracing_subscriber::EnvFilter`.
     pub log: String,
     pub log_format: LogFormat,
-    /// None: nothing is traced.
+    /// Collector of traces; none: no tracing.
     pub otlp_endpoint: Option<CollectorUrl>,
     pub trace_sample_ratio: SampleRatio,
     pub limits: Limits,
 }
 
-/// Where messages are kept.
+/// Kinds of the message store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreKind {
     None,
@@ -103,7 +103,7 @@ pub enum StoreKind {
     Scylla,
 }
 
-/// Whether a node makes what it needs in the database.
+/// Whether a node creates what it needs in the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchemaMode {
     Auto,
@@ -163,23 +163,23 @@ impl Config {
         self.directory.clone().unwrap_or_else(|| self.data_dir.join("directory.toml"))
     }
 
-    /// Where a development node keeps its only key, mode 0600.
+    /// The file in which a development node keeps its only key, mode 0600.
     pub fn development_key_file(&self) -> PathBuf {
         development_key_file(&self.data_dir)
     }
 
-    /// Certificate and key of the client listener; none: it is plain.
+    /// Certificate and key of the client listener; none: no TLS.
     pub fn tls_files(&self) -> Option<(&Path, &Path)> {
         self.tls_cert.as_deref().zip(self.tls_key.as_deref())
     }
 
-    /// Certificate, key and CAs of the links to other nodes; none: they follow from the cluster key.
+    /// Certificate, key and CAs of the peer streams; none: derived from the cluster key.
     pub fn peer_files(&self) -> Option<[&Path; 3]> {
         Some([self.peer_cert.as_deref()?, self.peer_key.as_deref()?, self.peer_ca.as_deref()?])
     }
 
-    /// No directory was given, every listener is on loopback, there is no gossip, and the data folder holds no directory or one
-    /// that an earlier development start made.
+    /// Whether this is a development node: no directory was given, every listener is on loopback, there is no gossip, and the data folder
+    /// has no directory file or one that an earlier development start made.
     pub fn development(&self) -> bool {
         let own = self.development_key_file().exists() || !self.directory_file().exists();
         self.directory.is_none() && self.gossip_listen.is_none() && self.loopback_only() && own
@@ -195,7 +195,7 @@ pub fn development_key_file(data_dir: &Path) -> PathBuf {
     data_dir.join("dev-key")
 }
 
-/// `<data-dir>/node.json`: where a running node says which addresses it has bound.
+/// `<data-dir>/node.json`: the file with the bound addresses of a running node.
 pub fn node_file(data_dir: &Path) -> PathBuf {
     data_dir.join("node.json")
 }

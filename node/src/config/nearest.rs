@@ -1,4 +1,4 @@
-/// The known name that was probably meant: that with the fewest edits, else one that the given name begins with.
+/// The known name that was probably meant: the one with the fewest edits, else one that the given name begins with.
 pub(super) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let known: Vec<_> = known.collect();
     nearest_spelling(given, known.iter().copied()).or_else(|| {
@@ -10,7 +10,7 @@ pub(super) fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> 
     })
 }
 
-/// The known name that differs in some letters only, at most in one of four.
+/// The known name that differs in a few letters only, at most one of four.
 pub(super) fn nearest_spelling<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let given = plain(given);
     known
@@ -24,7 +24,7 @@ fn plain(given: &str) -> String {
     given.trim().replace('-', "_").to_ascii_lowercase()
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours that lead from one to the other.
+/// Number of insertions, deletions, replacements and swaps of neighbours between two texts.
 fn edits(from: &str, to: &str) -> usize {
     let (from, to) = (from.as_bytes(), to.as_bytes());
     let mut before: Vec<usize> = Vec::new();

@@ -1,11 +1,11 @@
-//! Durations and sizes as people write them.
+//! Durations and sizes in human form.
 
 use std::time::Duration;
 
 const DURATION_UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 const SIZE_UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// `500ms`, `25s`, `5m`, `1h`.
+/// Parses `500ms`, `25s`, `5m`, `1h`.
 ///
 /// # Errors
 /// The text says what was expected.

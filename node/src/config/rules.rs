@@ -1,19 +1,19 @@
-//! What several settings must satisfy together.
+//! Rules over several settings.
 
 use std::net::SocketAddr;
 
-use super::error::Mistake;
+use super::error::ConfigMistake;
 use super::log_filter;
 use super::settings::Setting;
 use super::{Config, StoreKind, is_loopback};
 use crate::model::{FORWARD_BYTES_MAX, Limits};
 use crate::telemetry::traces::SampleRatio;
 
-/// Where each setting that was given stands; the strongest source counts.
+/// Places of the given settings; the strongest source counts.
 #[derive(Debug, Default)]
-pub(super) struct Places(Vec<(&'static Setting, String)>);
+pub(super) struct SettingSources(Vec<(&'static Setting, String)>);
 
-impl Places {
+impl SettingSources {
     pub(super) fn note(&mut self, setting: &'static Setting, place: String) {
         self.0.push((setting, place));
     }
@@ -23,37 +23,37 @@ impl Places {
         self.0.iter().rev().find(own).map(|(_, place)| place.clone())
     }
 
-    /// A setting that was not given is named by its flag.
+    /// The place of a setting; its flag if it was not given.
     fn of(&self, name: &str) -> String {
         self.given(None, name).unwrap_or_else(|| format!("--{}", name.replace('_', "-")))
     }
 
-    /// Of the first of these limits that was given.
+    /// The place of the first of these limits that was given.
     fn of_limits(&self, names: [&str; 2]) -> String {
         let given = names.iter().find_map(|name| self.given(Some("limits"), name));
         given.unwrap_or_else(|| format!("limits.{}", names[0]))
     }
 }
 
-pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
+pub(super) fn check(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     if !config.auth && !config.insecure && !is_loopback(config.listen) {
         let problem = format!(
             "auth = off would open {} to everybody; listen on loopback, or say --insecure as well",
             config.listen
         );
-        mistakes.push(Mistake::new(places.of("auth"), problem));
+        mistakes.push(ConfigMistake::new(places.of("auth"), problem));
     }
     for (given, name, other, missing) in [
         (&config.tls_cert, "tls_cert", &config.tls_key, "--tls-key"),
         (&config.tls_key, "tls_key", &config.tls_cert, "--tls-cert"),
     ] {
         if given.is_some() && other.is_none() {
-            mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
+            mistakes.push(ConfigMistake::new(places.of(name), format!("needs {missing} as well")));
         }
     }
     if config.proxy_protocol && config.trusted_proxies.is_empty() {
         let problem = "needs --trusted-proxy as well: whose connections begin with the header".to_owned();
-        mistakes.push(Mistake::new(places.of("proxy_protocol"), problem));
+        mistakes.push(ConfigMistake::new(places.of("proxy_protocol"), problem));
     }
     let [amqp, management] = [config.amqp_url.is_some(), config.amqp_management_url.is_some()];
     for (given, name, other, missing) in [
@@ -61,38 +61,38 @@ pub(super) fn check(config: &Config, places: &Places, mistakes: &mut Vec<Mistake
         (management, "amqp_management_url", amqp, "--amqp-url"),
     ] {
         if given && !other {
-            mistakes.push(Mistake::new(places.of(name), format!("needs {missing} as well")));
+            mistakes.push(ConfigMistake::new(places.of(name), format!("needs {missing} as well")));
         }
     }
     if amqp && config.store == StoreKind::None {
         let problem = "needs a store, which has the queues of accounts: store = none keeps nothing";
-        mistakes.push(Mistake::new(places.of("amqp_url"), problem));
+        mistakes.push(ConfigMistake::new(places.of("amqp_url"), problem));
     }
     if config.otlp_endpoint.is_none() && config.trace_sample_ratio != SampleRatio::default() {
         let problem = "needs --otlp-endpoint as well: where traces are sent".to_owned();
-        mistakes.push(Mistake::new(places.of("trace_sample_ratio"), problem));
+        mistakes.push(ConfigMistake::new(places.of("trace_sample_ratio"), problem));
     }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
-        mistakes.push(Mistake::new(places.of("admin_listen"), problem));
+        mistakes.push(ConfigMistake::new(places.of("admin_listen"), problem));
     }
     if collide(config.listen, config.admin_listen) {
         let (earlier, other) = (places.of("listen"), config.listen);
         let problem = format!("{} is taken by {earlier}, {other}", config.admin_listen);
-        mistakes.push(Mistake::new(places.of("admin_listen"), problem));
+        mistakes.push(ConfigMistake::new(places.of("admin_listen"), problem));
     }
     cluster(config, places, mistakes);
     scylla(config, places, mistakes);
     limits(&config.limits, places, mistakes);
     let is_needed = config.directory.is_some() || (config.auth && !config.development());
     if is_needed && !config.directory_file().exists() {
-        mistakes.push(Mistake::new(places.of("directory"), missing_directory(config)));
+        mistakes.push(ConfigMistake::new(places.of("directory"), missing_directory(config)));
     }
 }
 
-/// Values that may be meant so, and mostly are not.
-pub(super) fn warn(config: &Config, places: &Places, warnings: &mut Vec<Mistake>) {
-    let mut odd = |name: &str, problem: String| warnings.push(Mistake::new(places.of(name), problem));
+/// Warns of values that are valid, and mostly unintended.
+pub(super) fn warn(config: &Config, places: &SettingSources, warnings: &mut Vec<ConfigMistake>) {
+    let mut odd = |name: &str, problem: String| warnings.push(ConfigMistake::new(places.of(name), problem));
     for (name, path) in [
         ("config", config.config_file.as_ref()),
         ("data_dir", Some(&config.data_dir)),
@@ -114,8 +114,8 @@ pub(super) fn warn(config: &Config, places: &Places, warnings: &mut Vec<Mistake>
     log_filter::odd(&config.log).into_iter().for_each(|problem| odd("log", problem));
 }
 
-fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
-    let mut wrong = |name: &str, problem: String| mistakes.push(Mistake::new(places.of(name), problem));
+fn cluster(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
+    let mut wrong = |name: &str, problem: String| mistakes.push(ConfigMistake::new(places.of(name), problem));
     let Some(gossip) = config.gossip_listen else {
         for (given, name) in [
             (config.peer_listen.is_some(), "peer_listen"),
@@ -180,8 +180,8 @@ fn cluster(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     }
 }
 
-/// What the shared store needs, and what only it has.
-fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
+/// Rules for the shared store: its required settings, and the settings that it alone has.
+fn scylla(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     if config.store != StoreKind::Scylla {
         let defaults = Config::default();
         for (given, name) in [
@@ -194,13 +194,13 @@ fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
             (config.scylla_password_file.is_some(), "scylla_password_file"),
         ] {
             if given {
-                mistakes.push(Mistake::new(places.of(name), "is for --store scylla".to_owned()));
+                mistakes.push(ConfigMistake::new(places.of(name), "is for --store scylla".to_owned()));
             }
         }
         return;
     }
     let mut wrong =
-        |name: &str, problem: &str| mistakes.push(Mistake::new(places.of(name), problem.to_owned()));
+        |name: &str, problem: &str| mistakes.push(ConfigMistake::new(places.of(name), problem.to_owned()));
     if config.scylla_nodes.is_empty() {
         wrong("store", "needs --scylla-node as well, where a node of the database is");
     }
@@ -211,8 +211,8 @@ fn scylla(config: &Config, places: &Places, mistakes: &mut Vec<Mistake>) {
     }
 }
 
-/// Limits that say something of one another.
-fn limits(limits: &Limits, places: &Places, mistakes: &mut Vec<Mistake>) {
+/// Rules over several limits.
+fn limits(limits: &Limits, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     const ARRIVES: &str = ", in which it arrives";
     let Limits { page_limit, page_limit_max, message_bytes, presence_data_bytes, token_bytes, .. } = *limits;
     let Limits { socket_message_bytes, http_body_bytes, header_bytes, token_ttl_default_ms, .. } = *limits;
@@ -239,7 +239,7 @@ fn limits(limits: &Limits, places: &Places, mistakes: &mut Vec<Mistake>) {
     ] {
         if value > than {
             let problem = format!("limits.{name}, {value}, is more than limits.{other}, {than}{why}");
-            mistakes.push(Mistake::new(places.of_limits([name, other]), problem));
+            mistakes.push(ConfigMistake::new(places.of_limits([name, other]), problem));
         }
     }
     if token_request_window_ms > nonce_memory_ms / 2 {
@@ -248,11 +248,11 @@ fn limits(limits: &Limits, places: &Places, mistakes: &mut Vec<Mistake>) {
             "limits.token_request_window_ms, {token_request_window_ms}, is more than half of limits.nonce_memory_ms, \
              {nonce_memory_ms}: a request could be used again"
         );
-        mistakes.push(Mistake::new(place, problem));
+        mistakes.push(ConfigMistake::new(place, problem));
     }
 }
 
-/// Whether one of them is all that can be bound. With port 0 the system chooses.
+/// Whether two addresses cannot both be bound. With port 0 the system chooses.
 fn collide(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     // `[::]` takes the port of every IPv4 address as well.

@@ -8,19 +8,19 @@ use super::field::{
 use super::limits::LIMITS;
 use super::log_filter::read_log_filter;
 
-/// One setting: its name in the file is the name of its flag and variable too.
+/// One setting, with the same name in the file, as a flag and as a variable.
 #[derive(Debug)]
 pub(super) struct Setting {
-    /// The table of the file that it stands in.
+    /// Table of the file; none for the top level.
     pub(super) table: Option<&'static str>,
     pub(super) name: &'static str,
     pub(super) form: Form,
-    /// The shape of the value, for the help and the reference.
+    /// Shape of the value, for the help and the reference.
     pub(super) value: &'static str,
-    /// One sentence, without a full stop, about what it decides.
+    /// One sentence about the effect, without a full stop.
     pub(super) doc: &'static str,
     pub(super) read: fn(&mut Config, &str) -> Result<(), String>,
-    /// None: there is no default.
+    /// The default as text; none if there is no default.
     pub(super) show: fn(&Config) -> Option<String>,
 }
 
@@ -33,7 +33,7 @@ impl Setting {
         format!("FANFARE_{}", self.key().replace('.', "_")).to_ascii_uppercase()
     }
 
-    /// As mistakes name it: `listen`, `limits.nesting`.
+    /// The name in mistakes: `listen`, `limits.nesting`.
     pub(super) fn key(&self) -> String {
         match self.table {
             Some(table) => format!("{table}.{}", self.name),
@@ -41,18 +41,18 @@ impl Setting {
         }
     }
 
-    /// Whether the file may hold it: all but the name of the file itself.
+    /// Whether the file may contain it: every setting except the name of the file itself.
     pub(super) fn in_file(&self) -> bool {
         self.name != "config"
     }
 }
 
-/// Everything that can be configured, in the order of the reference.
+/// All settings, in the order of the reference.
 pub(super) fn settings() -> impl Iterator<Item = &'static Setting> {
     SETTINGS.iter().chain(LIMITS)
 }
 
-/// Each setting as the file, the environment and the flags name it; limits have no flag.
+/// The names of each setting in the file, the environment and the flags; limits have no flag.
 #[cfg(test)]
 pub(crate) fn names() -> impl Iterator<Item = (String, String, Option<String>)> {
     settings().map(|setting| {

@@ -32,17 +32,17 @@ fn load(file: &str, variables: &[(&str, &str)], given: &[&str]) -> Result<Config
     }
     all.extend(given);
     let mistakes = |ConfigError(mistakes)| -> Vec<String> {
-        let short = |m: &Mistake| m.to_string().replace(&path, "f.toml").replace(&data, "data");
+        let short = |m: &ConfigMistake| m.to_string().replace(&path, "f.toml").replace(&data, "data");
         mistakes.iter().map(short).collect()
     };
-    Loaded::of(&flags(&all), environment(variables)).checked().map_err(mistakes)
+    LoadedConfig::of(&flags(&all), environment(variables)).checked().map_err(mistakes)
 }
 
 #[test]
 fn nothing_given_is_the_defaults() {
     let folder = tempfile::tempdir().unwrap();
     let data_dir = folder.path().to_str().unwrap();
-    let config = Loaded::of(&flags(&["--data-dir", data_dir]), []).checked().unwrap();
+    let config = LoadedConfig::of(&flags(&["--data-dir", data_dir]), []).checked().unwrap();
     assert_eq!(config, Config { data_dir: data_dir.into(), ..Config::default() });
     assert!(config.development());
 }
@@ -172,10 +172,10 @@ fn syntax_errors_carry_their_lines() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_named_by_its_source() {
-    let by_flag = Loaded::of(&flags(&["--config", "/nowhere/f.toml"]), []).checked().unwrap_err();
+    let by_flag = LoadedConfig::of(&flags(&["--config", "/nowhere/f.toml"]), []).checked().unwrap_err();
     assert!(by_flag.to_string().starts_with("--config: cannot read /nowhere/f.toml: "), "{by_flag}");
     let by_variable =
-        Loaded::of(&flags(&[]), environment(&[("FANFARE_CONFIG", "/nowhere")])).checked().unwrap_err();
+        LoadedConfig::of(&flags(&[]), environment(&[("FANFARE_CONFIG", "/nowhere")])).checked().unwrap_err();
     assert!(by_variable.to_string().starts_with("FANFARE_CONFIG: cannot read /nowhere: "), "{by_variable}");
     assert_eq!(load("config = 'x'", &[], &[]).unwrap_err(), ["f.toml:1: config: is not known"]);
 }
@@ -233,9 +233,9 @@ fn an_unknown_variable_is_a_warning_with_the_nearest_name() {
         ("FANFARES", "no prefix"),
         ("HOME", "elsewhere"),
     ];
-    let loaded = Loaded::of(&flags(&[]), environment(&variables));
+    let loaded = LoadedConfig::of(&flags(&[]), environment(&variables));
     assert_eq!(loaded.mistakes, []);
-    let warnings: Vec<_> = loaded.warnings.iter().map(Mistake::to_string).collect();
+    let warnings: Vec<_> = loaded.warnings.iter().map(ConfigMistake::to_string).collect();
     let expected = [
         "FANFARE_HOME: is no setting and has no effect",
         "FANFARE_LIMITS_NESTIN: is no setting and has no effect, did you mean FANFARE_LIMITS_NESTING?",
@@ -260,14 +260,14 @@ fn variables_of_clients_and_of_kubernetes_are_let_be() {
         ("FANFARE_PORT_80_TCP_ADDR", "10.0.0.1"),
         ("FANFARE_ADMIN_PORT_8081_TCP", "tcp://10.0.0.1:8081"),
     ];
-    let loaded = Loaded::of(&flags(&[]), environment(&variables));
+    let loaded = LoadedConfig::of(&flags(&[]), environment(&variables));
     assert_eq!((loaded.mistakes, loaded.warnings), (vec![], vec![]));
-    let loaded = Loaded::of(&flags(&[]), environment(&[("FANFARE_PORT", "80")]));
+    let loaded = LoadedConfig::of(&flags(&[]), environment(&[("FANFARE_PORT", "80")]));
     assert_eq!(loaded.warnings.len(), 1, "that is what an operator sets");
 }
 
 #[test]
-fn names_are_the_same_everywhere() {
+fn setting_names_agree_in_file_flag_and_environment() {
     for setting in settings() {
         let table = setting.table.map(|table| format!("{table}_")).unwrap_or_default();
         assert_eq!(setting.variable().to_ascii_lowercase(), format!("fanfare_{table}{}", setting.name));
@@ -288,7 +288,7 @@ fn the_reference_holds_every_default() {
         assert_eq!(entry.map(|entry| entry.text.clone()), (setting.show)(&defaults), "{}", setting.name);
     }
     let given = flags(&["--config", path.to_str().unwrap(), "--data-dir", folder.path().to_str().unwrap()]);
-    let loaded = Loaded::of(&given, []).checked().unwrap();
+    let loaded = LoadedConfig::of(&given, []).checked().unwrap();
     let expected = Config { config_file: Some(path), data_dir: folder.path().into(), ..defaults };
     assert_eq!(loaded, expected);
 }

@@ -1,4 +1,4 @@
-//! The operators' listener: `/metrics`, `/live` and `/ready` are open, all else needs the admin token.
+//! The operators' listener: `/metrics`, `/live` and `/ready` are open, all other paths need the admin token.
 
 mod backup;
 mod broker;
@@ -20,70 +20,70 @@ use axum::routing::{get, post};
 
 use super::errors::CHALLENGE;
 use crate::origin::backup::{BackupRefused, BackupStream};
-use crate::origin::outbox::Outbox;
+use crate::origin::outbox::EventOutbox;
 use crate::origin::queues::Queues;
-use crate::pulse;
+use crate::stall_detector;
 use crate::telemetry::AdminRefusal;
 pub use members::{MemberState, MemberView, MembersView, NodeView};
 pub use serve::serve;
 pub use token::{AdminToken, AdminTokenError};
 
-pub type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub type AdminFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 #[derive(Clone)]
 pub struct AdminState {
-    /// Asked on each request of `/metrics`; must not block.
+    /// Called on each request of `/metrics`; must not block.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
     pub token: Arc<AdminToken>,
-    /// For the questions of the broker that has them.
+    /// Queues, for requests of the broker; none on a node without them.
     pub queues: Option<Queues>,
-    /// None while the node has nothing to send to.
-    pub outbox: Arc<dyn Fn() -> Option<Outbox> + Send + Sync>,
-    /// Asked on each request of `/ready`; must not block.
+    /// Returns none while the node has no outbox.
+    pub outbox: Arc<dyn Fn() -> Option<EventOutbox> + Send + Sync>,
+    /// Called on each request of `/ready`; must not block.
     pub readiness: Arc<dyn Fn() -> Readiness + Send + Sync>,
     /// Asks the node to stop as SIGTERM does; once is enough.
     pub drain: Arc<dyn Fn() + Send + Sync>,
-    /// None while the node starts.
+    /// Returns none while the node starts.
     pub members: Arc<dyn Fn() -> Option<MembersView> + Send + Sync>,
-    /// Begins a backup, unless another one is under way.
-    pub backup: Arc<dyn Fn() -> Later<Result<BackupStream, BackupRefused>> + Send + Sync>,
-    /// Asks connections to go to nodes that have fewer.
-    pub rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync>,
+    /// Starts a backup, unless another one is under way.
+    pub backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefused>> + Send + Sync>,
+    /// Asks connections to move to nodes that have fewer.
+    pub rebalance: Arc<dyn Fn() -> AdminFuture<RebalanceReport> + Send + Sync>,
 }
 
-/// What a node has, and what it has done about it.
+/// Outcome of a rebalancing request on a node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rebalanced {
-    /// Of this node.
+pub struct RebalanceReport {
+    /// Connections of this node.
     pub connections: u64,
-    /// Of all nodes that clients could go to, this one included.
+    /// Mean number of connections of all nodes that serve clients, this node included.
     pub mean: u64,
-    /// How many are asked to go.
+    /// Number of connections that are asked to move.
     pub asked: u64,
 }
 
-/// Whether a load balancer should send clients here.
+/// Readiness: whether a load balancer should send clients here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Readiness {
     Starting,
     Ready,
-    /// Serving, while a part of it fails.
+    /// Serving, while some part of the node fails.
     Degraded(Vec<Degradation>),
     Draining,
 }
 
-/// A part of a node that fails while the node serves.
+/// A part of a node that fails while the node still serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Degradation {
-    /// The store does not write.
+    /// Store not writing.
     Store,
-    /// The system clock has stepped.
+    /// System clock stepped.
     Clock,
-    /// There is no room for further clients.
+    /// No connections or file descriptors left for further clients.
     Files,
-    /// The outbox does not write.
+    /// Outbox not writing.
     Outbox,
-    /// There is no memory for further clients.
+    /// No memory for further clients.
     Memory,
 }
 
@@ -101,7 +101,7 @@ impl Degradation {
     }
 
     /// Sets the gauges; to be called every few seconds.
-    pub fn tell(present: &[Self]) {
+    pub fn set_gauges(present: &[Self]) {
         for reason in Self::ALL {
             let is_present = u8::from(present.contains(&reason));
             metrics::gauge!("fanfare_degraded", "reason" => reason.name()).set(is_present);
@@ -128,7 +128,7 @@ pub fn router(state: AdminState) -> Router {
         .with_state(state)
 }
 
-/// Before the routes, so that the paths that exist show only to who may use them.
+/// Check of the admin token. Runs before the routes, so that only authorized callers learn which paths exist.
 async fn guard(State(state): State<AdminState>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     if is_foreign(headers) {
@@ -143,7 +143,7 @@ async fn guard(State(state): State<AdminState>, request: Request, next: Next) ->
         return refusal(StatusCode::UNAUTHORIZED, "unauthorized");
     }
     let response = next.run(request).await;
-    pulse::pass();
+    stall_detector::halt_if_stalled();
     response
 }
 
@@ -164,18 +164,18 @@ async fn ready(State(state): State<AdminState>) -> Response {
     json(status, format!(r#"{{"status":"{text}"}}"#))
 }
 
-/// Answered before the node is gone: the listener of operators ends last.
+/// Starts a drain. The answer arrives before the node stops: the operators' listener ends last.
 async fn drain(State(state): State<AdminState>) -> Response {
     (state.drain)();
     json(StatusCode::ACCEPTED, r#"{"status":"draining"}"#.to_owned())
 }
 
 async fn rebalance(State(state): State<AdminState>) -> Response {
-    let Rebalanced { connections, mean, asked } = (state.rebalance)().await;
+    let RebalanceReport { connections, mean, asked } = (state.rebalance)().await;
     json(StatusCode::OK, format!(r#"{{"connections":{connections},"mean":{mean},"asked":{asked}}}"#))
 }
 
-/// A browser says where its page comes from; only a page of this listener may ask.
+/// True for a request from a page of another origin, which a browser names. Only pages of this listener may send requests.
 fn is_foreign(headers: &HeaderMap) -> bool {
     let host = headers.get(HOST).map(|host| host.as_bytes());
     headers.get_all(ORIGIN).iter().any(|origin| {

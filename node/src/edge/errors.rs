@@ -1,4 +1,4 @@
-//! The one table of what a refusal is called: HTTP status, socket code, body and headers.
+//! Table of refusals: HTTP status, socket code, body and headers.
 
 use std::borrow::Cow;
 
@@ -11,16 +11,16 @@ use crate::origin::history::StoreError;
 use crate::origin::queues::QueueError;
 use crate::publish::PublishError;
 
-/// What went wrong, without its sentence.
+/// Kind of a refusal, without its sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RefusalKind {
     Malformed,
     BadName,
     TooLarge,
-    /// The coding of a body.
+    /// Unknown coding of a body.
     UnsupportedCoding,
     Unauthorized,
-    /// A signed or unsigned token request that is refused; the one 401 with a sentence of its own.
+    /// Signed or unsigned token request that is refused; the only 401 with a sentence of its own.
     TokenRefused,
     Forbidden,
     NotFound,
@@ -33,8 +33,8 @@ pub enum Kind {
     Unavailable,
 }
 
-impl Kind {
-    /// HTTP status and socket code. What only HTTP can answer has the code of a bad request.
+impl RefusalKind {
+    /// HTTP status and socket code. A kind that occurs over HTTP only has the code of a bad request.
     const fn row(self) -> (u16, u32) {
         match self {
             Self::Malformed => (400, code::BAD_REQUEST),
@@ -63,102 +63,102 @@ impl Kind {
     }
 }
 
-/// The challenge of every 401 (RFC 9110 §11.6.1). A browser shows no window for it.
+/// The challenge of every 401 (RFC 9110 §11.6.1). Browsers show no login window for this scheme.
 pub const CHALLENGE: &str = r#"Bearer realm="fanfare""#;
 
 /// A request that is not served: body `{"error", "reason"?}` and the headers that go with it.
 ///
 /// The sentence names fields and limits, never a credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
-    pub kind: Kind,
+pub struct HttpRefusal {
+    pub kind: RefusalKind,
     pub error: Cow<'static, str>,
     pub reason: Option<&'static str>,
     pub retry_after_s: Option<u64>,
-    /// The methods that the path knows, for 405.
+    /// Methods of the path, for 405.
     pub allow: Option<&'static str>,
 }
 
-impl Refusal {
-    pub fn new(kind: Kind, error: impl Into<Cow<'static, str>>) -> Self {
+impl HttpRefusal {
+    pub fn new(kind: RefusalKind, error: impl Into<Cow<'static, str>>) -> Self {
         Self { kind, error: error.into(), reason: None, retry_after_s: None, allow: None }
     }
 
     pub fn malformed(error: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Kind::Malformed, error)
+        Self::new(RefusalKind::Malformed, error)
     }
 
     pub fn unauthorized() -> Self {
-        Self::new(Kind::Unauthorized, "unauthorized")
+        Self::new(RefusalKind::Unauthorized, "unauthorized")
     }
 
     pub fn forbidden(operation: &str) -> Self {
-        Self::new(Kind::Forbidden, format!("the capability does not allow {operation} here"))
+        Self::new(RefusalKind::Forbidden, format!("the capability does not allow {operation} here"))
     }
 
-    /// Authenticated, but what is asked is not for whoever holds a token.
+    /// Authenticated by a token, but the request needs a key.
     pub fn key_required() -> Self {
-        Self::new(Kind::Forbidden, "this needs a key, not a token")
+        Self::new(RefusalKind::Forbidden, "this needs a key, not a token")
     }
 
     pub fn not_found() -> Self {
-        Self::new(Kind::NotFound, "not found")
+        Self::new(RefusalKind::NotFound, "not found")
     }
 
     pub fn method_not_allowed(allow: &'static str) -> Self {
-        Self { allow: Some(allow), ..Self::new(Kind::MethodNotAllowed, "method not allowed") }
+        Self { allow: Some(allow), ..Self::new(RefusalKind::MethodNotAllowed, "method not allowed") }
     }
 
     pub fn body_too_large(bytes_max: usize) -> Self {
-        Self::new(Kind::TooLarge, format!("the body is over the limit of {bytes_max} bytes"))
+        Self::new(RefusalKind::TooLarge, format!("the body is over the limit of {bytes_max} bytes"))
     }
 
     pub fn upgrade_required() -> Self {
-        Self::new(Kind::UpgradeRequired, "this address takes WebSocket upgrades only")
+        Self::new(RefusalKind::UpgradeRequired, "this address takes WebSocket upgrades only")
     }
 
     pub fn not_wired() -> Self {
-        Self::new(Kind::Unavailable, "not wired on this node")
+        Self::new(RefusalKind::Unavailable, "not wired on this node")
     }
 
-    /// The connections could not be walked over in time, or there are as many event streams as may be.
+    /// The connection scan took too long, or the limit of event streams is reached.
     pub fn unanswered() -> Self {
-        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the node is busy, try again") }
+        Self { retry_after_s: Some(1), ..Self::new(RefusalKind::Unavailable, "the node is busy, try again") }
     }
 
-    /// There are as many connections as the node may have.
+    /// Connection limit of the node reached.
     pub fn full() -> Self {
         let text = "the node has no room for another connection, try again or elsewhere";
-        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) }
+        Self { retry_after_s: Some(1), ..Self::new(RefusalKind::Unavailable, text) }
     }
 
-    /// Another node could not be asked, or this one is too busy.
-    pub fn unreached() -> Self {
+    /// Another node could not be asked, or this node is too busy.
+    pub fn peers_unavailable() -> Self {
         let text = "not every node has answered in time, try again";
-        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) }
+        Self { retry_after_s: Some(1), ..Self::new(RefusalKind::Unavailable, text) }
     }
 
     pub fn internal() -> Self {
-        Self::new(Kind::Internal, "internal error")
+        Self::new(RefusalKind::Internal, "internal error")
     }
 
-    /// More requests than `http_publishes_per_second` or failed token requests than their limit.
+    /// Publishes over `http_publishes_per_second`, or too many failed token requests.
     pub fn rate_limit(retry_after_s: u64) -> Self {
         Self {
             reason: Some("rate_limit"),
             retry_after_s: Some(retry_after_s),
-            ..Self::new(Kind::Limited, "too many requests")
+            ..Self::new(RefusalKind::Limited, "too many requests")
         }
     }
 
-    /// The tenant has as many connections as its plan allows.
+    /// Connection limit of the tenant reached.
     pub fn connection_limit() -> Self {
-        Self { reason: Some("connection_limit"), ..Self::new(Kind::Limited, "too many connections") }
+        Self { reason: Some("connection_limit"), ..Self::new(RefusalKind::Limited, "too many connections") }
     }
 
-    /// Nothing was done; the same request may pass in a moment.
+    /// The store is busy and nothing was done; the same request may succeed soon.
     pub fn busy() -> Self {
-        Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, "the store is busy") }
+        Self { retry_after_s: Some(1), ..Self::new(RefusalKind::Unavailable, "the store is busy") }
     }
 
     /// The JSON text of the body.
@@ -173,16 +173,16 @@ impl Refusal {
         if let Some(allow) = self.allow {
             headers.push(("allow", allow.to_owned()));
         }
-        if matches!(self.kind, Kind::Unauthorized | Kind::TokenRefused) {
+        if matches!(self.kind, RefusalKind::Unauthorized | RefusalKind::TokenRefused) {
             headers.push(("www-authenticate", CHALLENGE.to_owned()));
         }
         if let Some(seconds) = self.retry_after_s {
             headers.push(("retry-after", seconds.to_string()));
         }
-        if self.kind == Kind::UnsupportedCoding {
+        if self.kind == RefusalKind::UnsupportedCoding {
             headers.push(("accept-encoding", "gzip, deflate".to_owned()));
         }
-        if self.kind == Kind::UpgradeRequired {
+        if self.kind == RefusalKind::UpgradeRequired {
             headers.push(("connection", "upgrade".to_owned()));
             headers.push(("upgrade", "websocket".to_owned()));
             headers.push(("sec-websocket-version", "13".to_owned()));
@@ -191,96 +191,96 @@ impl Refusal {
     }
 }
 
-impl From<Unauthorized> for Refusal {
+impl From<Unauthorized> for HttpRefusal {
     fn from(_: Unauthorized) -> Self {
         Self::unauthorized()
     }
 }
 
-impl From<ExchangeError> for Refusal {
+impl From<ExchangeError> for HttpRefusal {
     fn from(error: ExchangeError) -> Self {
         let kind = match &error {
             ExchangeError::TooMany => return Self::rate_limit(1),
-            ExchangeError::Malformed(_) => Kind::Malformed,
+            ExchangeError::Malformed(_) => RefusalKind::Malformed,
             ExchangeError::Mac(_) | ExchangeError::Timestamp { .. } | ExchangeError::NonceUsed => {
-                Kind::TokenRefused
+                RefusalKind::TokenRefused
             }
-            ExchangeError::Capability { .. } => Kind::Forbidden,
-            ExchangeError::Unavailable => Kind::Unavailable,
+            ExchangeError::Capability { .. } => RefusalKind::Forbidden,
+            ExchangeError::Unavailable => RefusalKind::Unavailable,
         };
         Self::new(kind, error.to_string())
     }
 }
 
-impl From<RevokeError> for Refusal {
+impl From<RevokeError> for HttpRefusal {
     fn from(error: RevokeError) -> Self {
         let kind = match &error {
-            RevokeError::NotTheKey => Kind::Forbidden,
-            RevokeError::Malformed(_) => Kind::Malformed,
-            RevokeError::TooManyClientIds { .. } => Kind::Limited,
-            RevokeError::Unavailable => Kind::Unavailable,
+            RevokeError::NotTheKey => RefusalKind::Forbidden,
+            RevokeError::Malformed(_) => RefusalKind::Malformed,
+            RevokeError::TooManyClientIds { .. } => RefusalKind::Limited,
+            RevokeError::Unavailable => RefusalKind::Unavailable,
         };
-        let reason = (kind == Kind::Limited).then_some("rate_limit");
+        let reason = (kind == RefusalKind::Limited).then_some("rate_limit");
         Self { reason, ..Self::new(kind, error.to_string()) }
     }
 }
 
-/// A channel's name was refused.
-impl From<NameError> for Refusal {
+/// Refusal of a channel name.
+impl From<NameError> for HttpRefusal {
     fn from(error: NameError) -> Self {
-        Self::new(Kind::BadName, format!("channel {error}"))
+        Self::new(RefusalKind::BadName, format!("channel {error}"))
     }
 }
 
-impl From<DraftError> for Refusal {
+impl From<DraftError> for HttpRefusal {
     fn from(error: DraftError) -> Self {
         let kind = match &error {
-            DraftError::TooLarge { .. } | DraftError::TooMany { .. } => Kind::TooLarge,
-            DraftError::Name { .. } | DraftError::Bad(_) => Kind::Malformed,
+            DraftError::TooLarge { .. } | DraftError::TooMany { .. } => RefusalKind::TooLarge,
+            DraftError::Name { .. } | DraftError::Bad(_) => RefusalKind::Malformed,
         };
         Self::new(kind, error.to_string())
     }
 }
 
-impl From<PublishError> for Refusal {
+impl From<PublishError> for HttpRefusal {
     fn from(error: PublishError) -> Self {
         match error {
             PublishError::Draft(draft) => draft.into(),
             PublishError::Busy => Self::busy(),
-            PublishError::Unavailable => Self::new(Kind::Unavailable, error.to_string()),
+            PublishError::Unavailable => Self::new(RefusalKind::Unavailable, error.to_string()),
         }
     }
 }
 
-/// A read of history was not answered. What the store said is for the log, not for the client.
-impl From<StoreError> for Refusal {
+/// Refusal of a history read that failed. The store's text goes to the log, not to the client.
+impl From<StoreError> for HttpRefusal {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Busy => Self::busy(),
-            StoreError::Off => Self::new(Kind::Unavailable, "this node keeps no history"),
+            StoreError::Off => Self::new(RefusalKind::Unavailable, "this node keeps no history"),
             StoreError::ShutDown | StoreError::Failed(_) => {
-                Self::new(Kind::Unavailable, "the store does not answer")
+                Self::new(RefusalKind::Unavailable, "the store does not answer")
             }
         }
     }
 }
 
-/// The text of the broker or the store is for the log, not for the client.
-impl From<QueueError> for Refusal {
+/// Refusal of a queue request that failed. The text of the broker or the store goes to the log, not to the client.
+impl From<QueueError> for HttpRefusal {
     fn from(error: QueueError) -> Self {
         let kind = match error {
-            QueueError::UnknownQueue | QueueError::UnknownRule => Kind::NotFound,
-            QueueError::Malformed(_) => Kind::Malformed,
-            QueueError::Forbidden => Kind::Forbidden,
-            QueueError::TooMany { .. } | QueueError::TooLarge => Kind::Limited,
-            QueueError::Busy => Kind::Unavailable,
+            QueueError::UnknownQueue | QueueError::UnknownRule => RefusalKind::NotFound,
+            QueueError::Malformed(_) => RefusalKind::Malformed,
+            QueueError::Forbidden => RefusalKind::Forbidden,
+            QueueError::TooMany { .. } | QueueError::TooLarge => RefusalKind::Limited,
+            QueueError::Busy => RefusalKind::Unavailable,
             QueueError::Store(error) => return error.into(),
             QueueError::Broker(_) => {
                 let text = "the broker of the queues does not answer, or has refused";
-                return Self { retry_after_s: Some(1), ..Self::new(Kind::Unavailable, text) };
+                return Self { retry_after_s: Some(1), ..Self::new(RefusalKind::Unavailable, text) };
             }
         };
-        let reason = (kind == Kind::Limited).then_some("queue_limit");
+        let reason = (kind == RefusalKind::Limited).then_some("queue_limit");
         Self { reason, ..Self::new(kind, error.to_string()) }
     }
 }
@@ -292,8 +292,8 @@ mod tests {
     #[test]
     fn every_refusal_by_a_ceiling_carries_its_reason() {
         for refusal in [
-            Refusal::rate_limit(1),
-            Refusal::connection_limit(),
+            HttpRefusal::rate_limit(1),
+            HttpRefusal::connection_limit(),
             ExchangeError::TooMany.into(),
             RevokeError::TooManyClientIds { client_ids_max: 2 }.into(),
             QueueError::TooMany { queues_max: 2 }.into(),
@@ -301,6 +301,6 @@ mod tests {
             assert_eq!(refusal.kind.status(), 429);
             assert!(refusal.reason.is_some(), "{refusal:?}");
         }
-        assert!(Refusal::from(RevokeError::Unavailable).reason.is_none());
+        assert!(HttpRefusal::from(RevokeError::Unavailable).reason.is_none());
     }
 }

@@ -1,4 +1,5 @@
-//! The open files that client connections may take, and whether there is memory for more of them. Some of them are kept back for HTTP, so that sockets never crowd it out.
+//! Limit of open files for client connections, and of memory for further ones. Some files are reserved for HTTP, so that sockets cannot use
+//! up all of them.
 
 #[cfg(test)]
 mod tests;
@@ -7,42 +8,42 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::memory::Memory;
-use super::socket::Permit;
+use super::memory::MemoryMonitor;
+use super::socket::ConnectionPermit;
 use crate::model::Limits;
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::{Limit, RATE_LIMITED};
 
-/// Files kept for everything but client connections; half of all where there are few.
+/// Files reserved for everything but client connections; half of all files if there are few.
 const RESERVED_FILES: u64 = 512;
-/// The kernel's table of so many open files takes half a MB.
-const ROOM_MAX: u64 = 1 << 16;
-/// Of an event stream, beside that of its connection.
+/// Number of files up to which the kernel's descriptor table is pre-sized. A table of this size takes half a MB.
+const FILE_TABLE_MAX: u64 = 1 << 16;
+/// Files that an event stream needs beside that of its connection.
 const STREAM_FILES: usize = 2;
-/// One in so many connections may be an event stream, where files are scarce.
+/// One in this many connections may be an event stream if files are scarce.
 const STREAMS_SHARE: usize = 8;
-/// One in so many files of clients is kept back for HTTP, up to a bound.
+/// One in this many files of clients is reserved for HTTP, up to [`HTTP_FILES_MAX`].
 const HTTP_SHARE: usize = 8;
 const HTTP_FILES_MAX: usize = 1_024;
-/// How long the node counts as full after the system had no file left.
+/// Time for which the node counts as full after the system had no file left.
 const OUT_OF_FILES: Duration = Duration::from_secs(10);
 const OPEN_FILES: &str = "/proc/self/fd";
 
-/// Why a connection is refused.
+/// The limit for which a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
-    /// There are as many sockets and event streams as may be. HTTP is still served.
+pub enum CapacityLimit {
+    /// Limit of sockets and event streams reached. HTTP is still served.
     Sockets,
-    /// There are as many connections as may be, those kept back for HTTP included.
+    /// Limit of all connections reached, those reserved for HTTP included.
     Connections,
-    /// The system gives the process no further file.
+    /// No file descriptor left in the process or system.
     Files,
-    /// Too many connections are on their way to the HTTP side.
+    /// Queue of connections for the HTTP side full.
     Http,
-    /// The memory of the node is nearly used up. HTTP is still served.
+    /// Memory of the node nearly used up. HTTP is still served.
     Memory,
 }
 
-impl Full {
+impl CapacityLimit {
     const ALL: [Self; 5] = [Self::Sockets, Self::Connections, Self::Files, Self::Http, Self::Memory];
 
     const fn reason(self) -> &'static str {
@@ -55,49 +56,49 @@ impl Full {
         }
     }
 
-    /// Counts a connection that is refused, and warns of it at most every 10 s.
-    pub fn refused(self) {
+    /// Counts and logs a refused connection; the log line is rate-limited.
+    pub fn count_refusal(self) {
         refusals(self).increment(1);
         match self {
             Self::Sockets | Self::Connections => Limit::Connections.hit(),
             Self::Memory => Limit::MemoryBytes.hit(),
             Self::Files | Self::Http => {}
         }
-        tracing::warn!(target: OFTEN, reason = self.reason(), "a connection was refused: the node is full");
+        tracing::warn!(target: RATE_LIMITED, reason = self.reason(), "a connection was refused: the node is full");
     }
 }
 
-fn refusals(full: Full) -> metrics::Counter {
+fn refusals(full: CapacityLimit) -> metrics::Counter {
     metrics::counter!("fanfare_connections_refused_total", "reason" => full.reason())
 }
 
-/// The files that the process may open, and the client connections that it has open.
+/// Limits of open files and client connections, and the numbers that are open now.
 #[derive(Debug)]
 pub struct ClientFiles {
     allowed: u64,
     sockets_max: usize,
     connections_max: usize,
     streams_max: usize,
-    /// Connections of clients, whatever they are.
+    /// Client connections of any kind.
     connections: Arc<AtomicUsize>,
     /// Sockets and event streams.
     sockets: Arc<AtomicUsize>,
-    memory: Arc<Memory>,
+    memory: Arc<MemoryMonitor>,
     begun: Instant,
-    /// When the system last had no file left, in milliseconds since `begun`; 0: never.
+    /// When the system last had no file left, in milliseconds since `begun`. 0: never.
     out_of_files_ms: AtomicU64,
 }
 
 impl ClientFiles {
-    /// Lifts the limit of open files as far as it goes, and makes room for them.
+    /// Raises the process's limit of open files as far as allowed, and pre-sizes the descriptor table.
     pub fn open(limits: &Limits) -> Self {
         let allowed = lift_open_files();
-        make_room(allowed);
-        let files = Self { memory: Memory::open(limits), ..Self::within(allowed, limits) };
-        for full in Full::ALL {
+        presize_file_table(allowed);
+        let files = Self { memory: MemoryMonitor::open(limits), ..Self::within(allowed, limits) };
+        for full in CapacityLimit::ALL {
             refusals(full).increment(0);
         }
-        files.tell();
+        files.set_gauges();
         files
     }
 
@@ -107,11 +108,11 @@ impl ClientFiles {
         let for_http = (files / HTTP_SHARE).min(HTTP_FILES_MAX);
         let rest = files - for_http;
         let streams_max = limits.sse_streams.min(files / STREAMS_SHARE);
-        // An event stream counts as a connection, and without its further files it would be refused.
+        // An event stream counts as a connection; without its further files it would be refused.
         let fitting = rest - STREAM_FILES * streams_max;
         let sockets_max = match limits.connections {
             0 => fitting,
-            wanted => wanted.min(fitting),
+            configured => configured.min(fitting),
         };
         Self {
             allowed,
@@ -126,42 +127,42 @@ impl ClientFiles {
         }
     }
 
-    /// The limits with as many connections and event streams as there are open files for.
+    /// The limits, lowered to as many connections and event streams as there are open files for.
     pub fn limits(&self, limits: &Limits) -> Limits {
         Limits { connections: self.sockets_max, sse_streams: self.streams_max, ..limits.clone() }
     }
 
-    /// A further connection, which may become a socket or stay with HTTP. One thread alone takes them.
-    pub(super) fn take_connection(&self) -> Option<Permit> {
+    /// Permit for a further connection, which may become a socket or stay with HTTP. Called by one thread only.
+    pub(super) fn take_connection(&self) -> Option<ConnectionPermit> {
         let is_free = self.connections.load(Ordering::Relaxed) < self.connections_max;
-        is_free.then(|| Permit::take(&self.connections))
+        is_free.then(|| ConnectionPermit::take(&self.connections))
     }
 
-    /// A place for a further socket or event stream, or why there is none.
-    pub(super) fn take_socket(&self) -> Result<Permit, Full> {
+    /// Permit for a further socket or event stream, or the limit that refuses it.
+    pub(super) fn take_socket(&self) -> Result<ConnectionPermit, CapacityLimit> {
         if self.memory.is_full() {
-            return Err(Full::Memory);
+            return Err(CapacityLimit::Memory);
         }
-        let permit = Permit::take(&self.sockets);
+        let permit = ConnectionPermit::take(&self.sockets);
         let is_free = self.sockets.load(Ordering::SeqCst) <= self.sockets_max;
-        if is_free { Ok(permit) } else { Err(Full::Sockets) }
+        if is_free { Ok(permit) } else { Err(CapacityLimit::Sockets) }
     }
 
-    pub fn memory(&self) -> &Arc<Memory> {
+    pub fn memory(&self) -> &Arc<MemoryMonitor> {
         &self.memory
     }
 
-    pub(super) fn is_out_of_files(&self) {
+    pub(super) fn record_out_of_files(&self) {
         let now_ms = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.out_of_files_ms.store(now_ms.max(1), Ordering::Relaxed);
     }
 
-    /// Connections are open that only HTTP may have: each ends with its answer.
+    /// True while connections are open that only HTTP may have: each of them must close after its answer.
     pub(super) fn is_scarce(&self) -> bool {
         self.connections.load(Ordering::Relaxed) > self.sockets_max
     }
 
-    /// A client that comes now may be refused, for want of a place.
+    /// True if a new client may be refused for want of a file or connection.
     pub fn is_full(&self) -> bool {
         let out_ms = self.out_of_files_ms.load(Ordering::Relaxed);
         let was_out =
@@ -171,24 +172,24 @@ impl ClientFiles {
             || self.connections.load(Ordering::Relaxed) >= self.connections_max
     }
 
-    /// Sets the gauges; to be called every few seconds. Before Linux 6.2 the system tells a process how many files it has open
-    /// only one by one, so there those of client connections alone count.
+    /// Sets the gauges; must be called every few seconds. Before Linux 6.2 a process can only count its open files one by one, so there
+    /// only client connections count.
     #[expect(clippy::cast_precision_loss, reason = "there are fewer open files than 2^52")]
-    pub fn tell(&self) {
-        let told = std::fs::metadata(OPEN_FILES).map_or(0, |folder| folder.len());
-        let used = if told > 0 { told } else { self.connections.load(Ordering::Relaxed) as u64 };
+    pub fn set_gauges(&self) {
+        let open_files = std::fs::metadata(OPEN_FILES).map_or(0, |folder| folder.len());
+        let used = if open_files > 0 { open_files } else { self.connections.load(Ordering::Relaxed) as u64 };
         metrics::gauge!("fanfare_open_files").set(used as f64);
         metrics::gauge!("fanfare_open_files_max").set(self.allowed as f64);
         metrics::gauge!("fanfare_connections_max").set(self.sockets_max as f64);
     }
 }
 
-/// Lets the kernel's table of open files be as large as it may get at once. It grows to twice its size, and since threads share it whoever
-/// opens a file waits each time until none of them can be looking at the old one.
+/// Pre-sizes the kernel's descriptor table. Otherwise the table doubles again and again, and as threads share it, each time the opening
+/// thread waits until no other thread can be using the old table.
 #[expect(unsafe_code, reason = "there is no safe call that says which number a file is to have")]
-fn make_room(files: u64) {
-    let highest = files.clamp(1, ROOM_MAX) - 1;
-    // SAFETY: both calls take numbers only, and the second one that of a file that nobody else knows.
+fn presize_file_table(files: u64) {
+    let highest = files.clamp(1, FILE_TABLE_MAX) - 1;
+    // SAFETY: both calls take numbers only, and the second one closes a file that no other code knows.
     unsafe {
         let file = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, highest);
         if file >= 0 {
@@ -197,7 +198,7 @@ fn make_room(files: u64) {
     }
 }
 
-/// Says what becomes of a number of connections that is more than the files allow; none: all of them fit.
+/// Message about a connection limit that is higher than the open files allow; none if it fits.
 pub fn lowered_connections(limits: &Limits) -> Option<String> {
     let allowed = open_files_max();
     let fitting = ClientFiles::within(allowed, limits).sockets_max;

@@ -1,4 +1,4 @@
-//! The Host header, which says whom a request is for.
+//! Check of the Host header.
 
 use axum::extract::Request;
 use axum::http::uri::Authority;
@@ -6,23 +6,23 @@ use axum::http::{Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::errors::Refusal;
+use super::errors::HttpRefusal;
 
-/// Holds a request's Host headers to RFC 9112 §3.2: one that is a host, or in HTTP/1.0 none.
+/// Checks a request's Host headers by RFC 9112 §3.2: exactly one that is a valid host, or none in HTTP/1.0.
 ///
 /// # Errors
 /// The refusal with 400.
-pub fn check<'a>(mut hosts: impl Iterator<Item = &'a [u8]>, is_required: bool) -> Result<(), Refusal> {
+pub fn check<'a>(mut hosts: impl Iterator<Item = &'a [u8]>, is_required: bool) -> Result<(), HttpRefusal> {
     match (hosts.next(), hosts.next()) {
-        (None, _) if is_required => Err(Refusal::malformed("the host header is missing")),
+        (None, _) if is_required => Err(HttpRefusal::malformed("the host header is missing")),
         (None, _) => Ok(()),
-        (Some(_), Some(_)) => Err(Refusal::malformed("the host header is given more than once")),
+        (Some(_), Some(_)) => Err(HttpRefusal::malformed("the host header is given more than once")),
         (Some(host), None) if is_host(host.trim_ascii()) => Ok(()),
-        (Some(_), None) => Err(Refusal::malformed("the host header is no host")),
+        (Some(_), None) => Err(HttpRefusal::malformed("the host header is no host")),
     }
 }
 
-/// The same as a layer of a router.
+/// The same check as a router layer.
 pub async fn checked(request: Request, next: Next) -> Response {
     match of(&request) {
         Ok(()) => next.run(request).await,
@@ -30,13 +30,13 @@ pub async fn checked(request: Request, next: Next) -> Response {
     }
 }
 
-/// Of a request that hyper has read.
-pub fn of<B>(request: &axum::http::Request<B>) -> Result<(), Refusal> {
+/// Checks a request that hyper has parsed.
+pub fn of<B>(request: &axum::http::Request<B>) -> Result<(), HttpRefusal> {
     let hosts = request.headers().get_all(header::HOST).iter();
     check(hosts.map(|host| host.as_bytes()), request.version() >= Version::HTTP_11)
 }
 
-/// `host [":" port]` of RFC 3986. An empty one names nobody (RFC 9110 §4.2.1).
+/// True for `host [":" port]` of RFC 3986. An empty host is invalid (RFC 9110 §4.2.1).
 fn is_host(value: &[u8]) -> bool {
     let Ok(authority) = Authority::try_from(value) else { return false };
     let port = &authority.as_str()[authority.host().len()..];

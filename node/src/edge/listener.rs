@@ -1,10 +1,10 @@
-//! The client listener: accepts, and serves as HTTP what is not a socket.
+//! The client listener: accepts connections, and serves plain HTTP.
 
-mod silence;
-mod stall;
+mod idle_timeout;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod write_timeout;
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -28,45 +28,46 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tower_service::Service as _;
 
-use super::errors::Refusal;
-use super::files::{ClientFiles, Full};
+use super::errors::HttpRefusal;
+use super::files::{CapacityLimit, ClientFiles};
 use super::host;
 use super::http::{self, cors};
-use super::link::Link;
+use super::link::ClientLink;
 use super::proxies::Proxies;
 use super::socket::{
-    Decision, Gate, Head, HttpConnection, Identities, Input, PATH, Services, Shards, date, refusal_bytes,
+    AdmissionContext, AdmissionDecision, HttpConnection, Input, PATH, RequestHead, SessionRegistry,
+    ShardServices, Shards, date, refusal_bytes,
 };
 use super::{ClientSocket, PeerAddress};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::model::{Clock, Limits};
-use crate::pulse;
+use crate::stall_detector;
 use crate::tasks::{OnStop, Tasks};
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 use crate::tls::Certificates;
-use stream::{Headers, ReadStream};
+use stream::{HeaderCapacity, ReadStream};
 
 /// Connections that the kernel completes while this node is busy.
 const BACKLOG: i32 = 4096;
-/// What the system allows of that.
+/// Kernel limit of the backlog.
 const BACKLOG_MAX: &str = "/proc/sys/net/core/somaxconn";
-/// hyper takes as many headers of a request unless it is told otherwise.
-const HEADERS_FEW: usize = 100;
-/// What a request under way is given when the node stops.
+/// Number of headers that hyper accepts by default.
+const HEADERS_DEFAULT_MAX: usize = 100;
+/// Time that a request under way has when the node stops.
 const LAST_REQUEST: Duration = Duration::from_secs(3);
-/// How long accepting pauses when the system has no file left.
+/// Pause of accepting when the system has no file left.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
-/// How often it is looked whether the node may open.
+/// Interval of the check whether the node may start accepting.
 const OPEN_LOOK: Duration = Duration::from_millis(10);
-/// A node that could not meet all others by then serves all the same.
+/// Time after which a node accepts clients even if it could not meet all peers.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 
-/// An address that is ours, and refuses connections until it listens.
-pub struct Bound(socket2::Socket);
+/// A bound address that refuses connections until it listens.
+pub struct BoundAddress(socket2::Socket);
 
-impl Bound {
-    /// Fails where somebody listens. Port 0 lets the system choose.
+impl BoundAddress {
+    /// Binds the address. Fails if another socket listens there. Port 0 lets the system choose.
     pub fn to(address: SocketAddr) -> io::Result<Self> {
         let domain = socket2::Domain::for_address(address);
         let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
@@ -75,14 +76,14 @@ impl Bound {
         Ok(Self(socket))
     }
 
-    /// With a backlog that takes a herd.
+    /// Starts to listen, with a backlog for a connection storm.
     pub fn listen(self) -> io::Result<TcpListener> {
         self.0.listen(BACKLOG)?;
         Ok(self.0.into())
     }
 }
 
-/// Says what the system makes of the backlog; none: all of it.
+/// Message about a backlog that the system shortens; none if it does not.
 pub fn short_backlog() -> Option<String> {
     let text = std::fs::read_to_string(BACKLOG_MAX).ok()?;
     short_of(text.trim().parse().ok()?)
@@ -94,15 +95,15 @@ fn short_of(most: i32) -> Option<String> {
     })
 }
 
-/// Accepts on a thread of its own until [`Acceptor::stop`].
+/// Accepting thread, which runs until [`Acceptor::stop`].
 pub struct Acceptor {
     listener: TcpListener,
     stopping: Arc<AtomicBool>,
 }
 
 impl Acceptor {
-    /// Gives every connection to a shard, under TLS when there is a certificate. One beyond those that there are files for is refused
-    /// at once. Before `may_open` new ones wait in the kernel's backlog, for at most 10 s.
+    /// Starts a thread that gives every connection to a shard, under TLS if there is a certificate. Connections beyond the limit are
+    /// refused at once. Until `may_open`, for at most 10 s, new connections wait in the kernel's backlog.
     pub fn start(
         listener: TcpListener,
         shards: Arc<Shards>,
@@ -114,7 +115,7 @@ impl Acceptor {
     ) -> io::Result<Self> {
         let accepting = listener.try_clone()?;
         let stopping = Arc::new(AtomicBool::new(false));
-        let accept = Accept {
+        let accept = AcceptThread {
             shards,
             tls,
             proxies,
@@ -129,18 +130,18 @@ impl Acceptor {
         Ok(Self { listener, stopping })
     }
 
-    /// Takes no further connection; the thread ends.
+    /// Stops accepting; the thread ends.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        // The blocked accept returns; an error means that it has ended already.
+        // Ends the blocked accept; an error means that it has ended already.
         socket2::SockRef::from(&self.listener).shutdown(std::net::Shutdown::Read).ok();
     }
 }
 
-/// The accepting thread.
-struct Accept {
+/// State of the accepting thread.
+struct AcceptThread {
     shards: Arc<Shards>,
-    /// Without it connections are plain.
+    /// None: connections are plain.
     tls: Option<Arc<Certificates>>,
     proxies: Arc<Proxies>,
     handshake_bytes: usize,
@@ -148,15 +149,13 @@ struct Accept {
     stopping: Arc<AtomicBool>,
 }
 
-impl Accept {
-    /// Who comes meanwhile waits in the kernel's backlog.
+impl AcceptThread {
+    /// Waits until the node may accept. Clients wait in the kernel's backlog meanwhile.
     fn wait(&self, may_open: impl Fn() -> bool, at_most: Duration) {
         let begun = Instant::now();
         while !may_open() && !self.stopping.load(Ordering::SeqCst) {
             if begun.elapsed() >= at_most {
-                tracing::warn!(
-                    "clients are served though not all other nodes were met: who resumes here may be told that it missed something"
-                );
+                tracing::warn!("clients are served though not all other nodes were met: who resumes here may be told that it missed something");
                 return;
             }
             std::thread::sleep(OPEN_LOOK);
@@ -174,15 +173,15 @@ impl Accept {
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if is_out_of_files(&error) => self.accept_with(&mut spare, listener),
                 Err(error) => {
-                    tracing::warn!(target: OFTEN, %error, "a connection could not be accepted");
+                    tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be accepted");
                     std::thread::sleep(FULL_PAUSE);
                 }
             }
         }
     }
 
-    /// The process has no file left, which the system says before anybody comes. The connection that comes takes the place of the
-    /// spare file, and is refused unless there is another file by then.
+    /// Accepts while the process has no file left. The connection takes the descriptor of the spare file, and is refused unless another
+    /// file is free by then.
     fn accept_with(&self, spare: &mut Option<File>, listener: &TcpListener) {
         drop(spare.take());
         let accepted = listener.accept();
@@ -190,16 +189,16 @@ impl Accept {
         match accepted {
             Ok((socket, peer)) if spare.is_some() => self.take(socket, peer),
             Ok((socket, _)) => {
-                self.files.is_out_of_files();
-                self.refuse(socket, Full::Files);
+                self.files.record_out_of_files();
+                self.refuse(socket, CapacityLimit::Files);
                 *spare = spare_file();
             }
             Err(_) if self.stopping.load(Ordering::SeqCst) => {}
             Err(error) => {
                 if is_out_of_files(&error) {
-                    self.files.is_out_of_files();
+                    self.files.record_out_of_files();
                 }
-                tracing::warn!(target: OFTEN, %error, "a connection could not be accepted");
+                tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be accepted");
                 std::thread::sleep(FULL_PAUSE);
             }
         }
@@ -207,9 +206,9 @@ impl Accept {
 
     fn take(&self, socket: std::net::TcpStream, peer: SocketAddr) {
         let Some(permit) = self.files.take_connection() else {
-            return self.refuse(socket, Full::Connections);
+            return self.refuse(socket, CapacityLimit::Connections);
         };
-        // A connection that is gone already fails here, and then there is nobody to serve.
+        // Setting options fails if the connection is closed already; then there is no client to serve.
         if socket.set_nonblocking(true).is_err() || socket.set_nodelay(true).is_err() {
             return;
         }
@@ -217,23 +216,25 @@ impl Accept {
         match tls {
             Ok(tls) => {
                 let forwarded = self.proxies.begin(peer);
-                self.shards.push_next(Input::Accept(Link { socket, tls, forwarded }, permit));
+                self.shards.push_next(Input::Accept(ClientLink { socket, tls, forwarded }, permit));
             }
-            Err(error) => tracing::error!(target: OFTEN, %error, "tls cannot begin, a connection is closed"),
+            Err(error) => {
+                tracing::error!(target: RATE_LIMITED, %error, "tls cannot begin, a connection is closed")
+            }
         }
     }
 
-    /// Answers 503 before anything is read; under TLS, where that would be a handshake, closes.
-    fn refuse(&self, mut socket: std::net::TcpStream, full: Full) {
-        full.refused();
+    /// Refuses a connection with 503 before reading anything. Under TLS, which would need a handshake first, it is only closed.
+    fn refuse(&self, mut socket: std::net::TcpStream, full: CapacityLimit) {
+        full.count_refusal();
         if self.tls.is_none() && socket.set_nonblocking(true).is_ok() {
-            // A fresh socket has room for it, and a client that is gone needs no answer.
-            socket.write_all(&refusal_bytes(&Refusal::full(), date(Clock::system().now_ms()))).ok();
+            // The answer fits into a fresh socket, and a closed client needs none.
+            socket.write_all(&refusal_bytes(&HttpRefusal::full(), date(Clock::system().now_ms()))).ok();
         }
     }
 }
 
-/// A file that can be given up when a connection comes and the process may open no other.
+/// Spare file, closed to accept a connection when no other file can be opened.
 fn spare_file() -> Option<File> {
     File::open("/dev/null").ok()
 }
@@ -242,13 +243,13 @@ fn is_out_of_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
-/// What the HTTP side serves with.
+/// Services of the HTTP side.
 #[derive(Clone)]
 pub struct HttpServices {
     pub router: Router,
     pub auth: Arc<Authenticator>,
     pub connections: Arc<TenantConnections>,
-    pub identities: Arc<Identities>,
+    pub session_registry: Arc<SessionRegistry>,
     pub limits: Arc<Limits>,
     pub files: Arc<ClientFiles>,
     pub proxies: Arc<Proxies>,
@@ -257,13 +258,13 @@ pub struct HttpServices {
 }
 
 impl HttpServices {
-    /// The services of the sockets, and those that HTTP needs beside them.
-    pub fn new(services: &Services, router: Router, shards: &Arc<Shards>, tasks: &Arc<Tasks>) -> Self {
+    /// Takes over the socket services, and adds those that HTTP needs.
+    pub fn new(services: &ShardServices, router: Router, shards: &Arc<Shards>, tasks: &Arc<Tasks>) -> Self {
         Self {
             router,
             auth: Arc::clone(&services.auth),
             connections: Arc::clone(&services.connections),
-            identities: Arc::clone(&services.identities),
+            session_registry: Arc::clone(&services.session_registry),
             limits: Arc::new(services.limits.clone()),
             files: Arc::clone(&services.files),
             proxies: Arc::clone(&services.proxies),
@@ -273,7 +274,7 @@ impl HttpServices {
     }
 }
 
-/// Serves what the shards found to be HTTP, until they are gone.
+/// Serves connections that the shards found to be HTTP, until the shards have ended.
 pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<HttpConnection>) {
     while let Some(connection) = connections.recv().await {
         let own = services.clone();
@@ -299,7 +300,7 @@ async fn serve_connection(services: HttpServices, connection: HttpConnection) ->
     }
 }
 
-/// Gives the stream back when it is to be served with more headers.
+/// Serves one stream. Returns the stream if it must be served again with more header slots.
 async fn serve_stream(
     services: &HttpServices,
     peer: IpAddr,
@@ -328,14 +329,14 @@ async fn serve_stream(
         result
     } else {
         Pin::new(&mut serving).graceful_shutdown();
-        // A publish has its answer by then; a body that is still not there is not worth waiting for.
+        // A publish has its answer by then; a body that has still not arrived is not worth waiting for.
         tokio::time::timeout(LAST_REQUEST, &mut serving).await.unwrap_or(Ok(()))
     };
     let parts = serving.into_parts();
     let mut stream = parts.io.into_inner();
     stream.give_back(&parts.read_buf);
-    if *stream.headers() == Headers::TooMany {
-        *stream.headers() = Headers::Many;
+    if *stream.headers() == HeaderCapacity::TooMany {
+        *stream.headers() = HeaderCapacity::Extended;
         return (Ok(()), Some(stream));
     }
     if let Some(adopt) = adoption.lock().take()
@@ -347,27 +348,26 @@ async fn serve_stream(
     (result, None)
 }
 
-fn protocol(limits: &Limits, headers: Headers) -> http1::Builder {
+fn protocol(limits: &Limits, headers: HeaderCapacity) -> http1::Builder {
     let mut http = http1::Builder::new();
-    // The stream looks at the time, since a connection may be idle for longer than a head may take.
+    // `ReadStream` times requests, since a connection may be idle for longer than a head may take.
     http.header_read_timeout(None)
         .max_buf_size(limits.header_bytes.max(8192))
         .max_header_size(limits.header_bytes)
         .half_close(true);
-    if headers == Headers::Many {
-        // As many as the bytes can hold, of which a line takes at least three; a map takes 24 576.
+    if headers == HeaderCapacity::Extended {
+        // As many as fit into the bytes, at three bytes a line at least; a map takes at most 24 576.
         http.max_headers(limits.header_bytes / 3);
     }
     http
 }
 
-/// What becomes of a connection that was upgraded, once its answer is on its way.
+/// Callback that hands an upgraded connection to a shard once its answer is on its way.
 type Adoption = Arc<Mutex<Option<Box<dyn FnOnce(ReadStream) -> Option<Input> + Send>>>>;
 
-/// Of many headers only those that are looked at stay: in a map they take many times their bytes, for as long as the
-/// request is under way.
+/// Drops headers that are never read if there are many: in a map they take many times their bytes, for as long as the request is under way.
 fn thin(headers: &mut HeaderMap) {
-    if headers.len() <= HEADERS_FEW {
+    if headers.len() <= HEADERS_DEFAULT_MAX {
         return;
     }
     let mut thin = HeaderMap::new();
@@ -403,7 +403,7 @@ async fn respond(
     };
     if let Some(answered) = answered {
         let mut response = answered.unwrap_or_else(|(route, refusal)| {
-            http::refused(route, &refusal);
+            http::count_refusal(route, &refusal);
             refusal.into_response()
         });
         cors::on_every(response.headers_mut());
@@ -412,22 +412,22 @@ async fn respond(
     thin(request.headers_mut());
     request.extensions_mut().insert(PeerAddress(client));
     request.extensions_mut().insert(socket);
-    pulse::pass();
+    stall_detector::halt_if_stalled();
     let Ok(mut response) = services.router.clone().call(request.map(Body::new)).await;
-    pulse::pass();
+    stall_detector::halt_if_stalled();
     if services.files.is_scarce() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// An upgrade that comes here followed another request on its connection, as through a proxy.
+/// Upgrades a connection that has served an earlier request, as through a proxy.
 fn upgrade(
     services: &HttpServices,
     (peer, client): (IpAddr, IpAddr),
     adoption: &Adoption,
     request: &Request<Incoming>,
-) -> Option<Result<Response<Body>, Refusal>> {
+) -> Option<Result<Response<Body>, HttpRefusal>> {
     let is_socket = request.method() == Method::GET
         && request.uri().path() == PATH
         && request.version() == Version::HTTP_11;
@@ -435,24 +435,31 @@ fn upgrade(
         return None;
     }
     let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
-    let head = Head { query: request.uri().query().unwrap_or_default(), headers };
+    let head = RequestHead { query: request.uri().query().unwrap_or_default(), headers };
     let accept = match head.handshake()? {
         Ok(accept) => accept,
         Err(refusal) => return Some(Err(refusal)),
     };
-    let HttpServices { auth, connections, identities, limits, files, .. } = services;
+    let HttpServices { auth, connections, session_registry: identities, limits, files, .. } = services;
     let (identities, address) = (Some(&**identities), Some(client));
-    let decision = head.decide(Gate { auth, connections, identities, limits, files, address });
+    let decision = head.decide(AdmissionContext {
+        auth,
+        connections,
+        session_registry: identities,
+        limits,
+        files,
+        address,
+    });
     let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
-        Decision::Refuse(refusal) => return Some(Err(refusal)),
-        Decision::Open(opening) => Box::new(move |stream| {
+        AdmissionDecision::Refuse(refusal) => return Some(Err(refusal)),
+        AdmissionDecision::Open(opening) => Box::new(move |stream| {
             let (mut link, permit, read) = stream.into_parts()?;
             if client != peer {
                 link.set_client(client);
             }
             Some(Input::Adopt { link, permit, read, opening: Box::new(opening) })
         }),
-        Decision::OpenRefused { format, refused } => Box::new(move |stream| {
+        AdmissionDecision::OpenRefused { format, refused } => Box::new(move |stream| {
             let (link, permit, _) = stream.into_parts()?;
             Some(Input::AdoptRefused { link, permit, format, refused })
         }),

@@ -1,4 +1,4 @@
-//! Everything that faces clients: listeners, HTTP, the socket, and the one table of status and error codes.
+//! Client side of the node: listeners, HTTP, the realtime socket, and the table of status and error codes.
 
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -29,19 +29,19 @@ pub mod memory;
 pub mod proxies;
 pub mod socket;
 
-/// The parts that a request or a connection is served with.
-pub struct Services {
+/// Services with which requests and connections are served.
+pub struct ApiServices {
     pub accounts: Arc<Accounts>,
     pub auth: Arc<Authenticator>,
     pub publisher: Arc<Publisher>,
     pub hub: Arc<Hub>,
-    /// The incarnations of the runs of the node before this one, the latest first.
-    pub former_runs: Vec<u64>,
+    /// Earlier incarnations of the node, the latest first.
+    pub earlier_incarnations: Vec<u64>,
     pub store: Arc<dyn HistoryStore>,
     pub connections: Arc<TenantConnections>,
     pub shards: Arc<Shards>,
     pub meter: Arc<Meter>,
-    /// None: the node has no broker of queues.
+    /// None: the node has no queue broker.
     pub queues: Option<Queues>,
     pub limits: Arc<Limits>,
     pub files: Arc<ClientFiles>,
@@ -49,16 +49,16 @@ pub struct Services {
     pub node_id: Arc<str>,
 }
 
-/// Where a request came from; the listener puts it into the request's extensions.
+/// Source address of a request; the listener puts it into the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PeerAddress(pub IpAddr);
 
-/// The socket that a request came over, for an answer without end; the listener puts it into the request's extensions.
+/// Socket of a request, for answers without an end; the listener puts it into the request's extensions.
 #[derive(Debug, Clone)]
 pub struct ClientSocket(Weak<TcpStream>);
 
 impl ClientSocket {
-    /// Ends when the client has closed its side, also while hyper reads nothing. What it sends may be left unread: no
+    /// Resolves when the client has closed its side, even while hyper does not read. Further bytes of the client may stay unread: no
     /// further request can follow on this connection.
     pub async fn closed(self) {
         let Some(socket) = self.0.upgrade() else { return };
@@ -66,7 +66,7 @@ impl ClientSocket {
             if ready.is_read_closed() {
                 return;
             }
-            // The next thing that comes wakes us, not what stands there.
+            // Clears the readiness, so that only a new event wakes this task.
             socket.try_io(Interest::READABLE, || Err::<(), _>(ErrorKind::WouldBlock.into())).ok();
         }
     }

@@ -1,4 +1,4 @@
-//! Load balancers and proxies that the node believes: whose address a connection or a request has behind them.
+//! Trusted load balancers and proxies, and the client addresses that they report.
 
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -7,24 +7,24 @@ use mio::net::TcpStream;
 use ppp::{HeaderResult, PartialResult as _, v1, v2};
 
 use crate::model::Network;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// The longest header that is taken. Addresses take 52 bytes of version 2, and 107 of version 1; what balancers add to them, some hundred.
+/// Longest PROXY header. Addresses take 52 bytes in version 2, and 107 in version 1; load balancers add some hundred bytes.
 const HEADER_BYTES_MAX: usize = 4096;
 const V1_BYTES_MAX: usize = 107;
 
-/// The proxies that the operator trusts, and how they speak.
+/// Proxies that the operator trusts, and their protocol.
 #[derive(Debug, Default)]
 pub struct Proxies {
     trusted: Vec<Network>,
-    /// Their connections begin with a header of the PROXY protocol.
+    /// True if connections of these proxies begin with a PROXY header.
     speak_proxy: bool,
 }
 
-/// The client of a connection that comes over a proxy.
+/// Client of a connection that comes over a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Forwarded {
-    /// The header of the PROXY protocol is yet to come.
+pub enum ProxiedClient {
+    /// PROXY header not received yet.
     Awaited,
     From(IpAddr),
 }
@@ -39,13 +39,13 @@ impl Proxies {
         self.trusted.iter().any(|network| network.contains(address))
     }
 
-    /// Of a connection that was accepted from this address.
-    pub fn begin(&self, peer: SocketAddr) -> Option<Box<Forwarded>> {
-        (self.speak_proxy && self.trusts(peer.ip())).then(|| Box::new(Forwarded::Awaited))
+    /// State of a new connection from this peer: awaits a PROXY header if the peer is a trusted proxy.
+    pub fn begin(&self, peer: SocketAddr) -> Option<Box<ProxiedClient>> {
+        (self.speak_proxy && self.trusts(peer.ip())).then(|| Box::new(ProxiedClient::Awaited))
     }
 
-    /// The address of a request's client: the last of `X-Forwarded-For` that is no trusted proxy, as far as trusted ones have said it. A
-    /// proxy that speaks the PROXY protocol passes on what a client has written there, so the node does not read it then.
+    /// Client address of a request: the last entry of `X-Forwarded-For` that is no trusted proxy, if only trusted ones follow it. With the
+    /// PROXY protocol the header is ignored, since such proxies pass on whatever the client wrote there.
     pub fn client<'a>(
         &self,
         peer: IpAddr,
@@ -66,25 +66,24 @@ impl Proxies {
     }
 }
 
-/// An address, with or without a port.
+/// Parses an address, with or without a port.
 fn parse(text: &str) -> Option<IpAddr> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     bare.parse().ok().or_else(|| text.parse::<SocketAddr>().ok().map(|address| address.ip()))
 }
 
-/// Takes the header that a connection begins with, and nothing of what follows. None: the proxy speaks for itself, as to see whether the
-/// node lives.
+/// Takes the PROXY header off a connection, and no byte after it. None: the proxy itself is the client, as for a health check.
 ///
 /// # Errors
-/// [`ErrorKind::WouldBlock`] until all of it is there; [`ErrorKind::InvalidData`] when it is none.
+/// [`ErrorKind::WouldBlock`] until the whole header has arrived; [`ErrorKind::InvalidData`] if it is invalid.
 pub(super) fn take_header(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Result<Option<IpAddr>> {
     let count = socket.peek(buffer)?;
     if count == 0 {
-        // The end of the stream, as of a look whether the port is open.
+        // The end of the stream, as when a health check only opens the port.
         return Ok(None);
     }
     let bytes = &buffer[..count];
-    // Of version 1 the parser takes some beginnings for broken.
+    // The parser takes some incomplete headers of version 1 for broken ones.
     let is_begun = bytes.starts_with(b"PROXY") && !bytes.contains(&b'\n') && count < V1_BYTES_MAX;
     let header = HeaderResult::parse(bytes);
     if (is_begun || header.is_incomplete()) && count < HEADER_BYTES_MAX.min(buffer.len()) {
@@ -96,7 +95,7 @@ pub(super) fn take_header(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Resu
         HeaderResult::V1(Err(_)) | HeaderResult::V2(Err(_)) => {
             metrics::counter!("fanfare_proxy_headers_refused_total").increment(1);
             let peer = socket.peer_addr().ok();
-            tracing::warn!(target: OFTEN, ?peer, "a trusted proxy sent no header of the PROXY protocol, its connection is closed");
+            tracing::warn!(target: RATE_LIMITED, ?peer, "a trusted proxy sent no header of the PROXY protocol, its connection is closed");
             return Err(ErrorKind::InvalidData.into());
         }
     };

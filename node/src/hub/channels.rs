@@ -10,32 +10,32 @@ use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::batches::Batches;
-use super::budget::Budget;
-use super::delivery::Delivery;
-use super::few::Few;
-use super::former::Former;
-use super::interest::{Interest, Joining};
-use super::mark::Mark;
+use super::batch_interval::PeerBatchInterval;
+use super::channel_position::ChannelPosition;
+use super::contiguous::ContiguousSequences;
+use super::delivery::MessageDelivery;
+use super::incarnation_set::IncarnationSet;
+use super::interest::{BarrierState, InterestAnnouncer};
 use super::member_bytes::MemberBytes;
-use super::members::Members;
+use super::members::ChannelMembers;
 use super::presence::PresenceDelivery;
-use super::ring::Ring;
+use super::replay_budget::ReplayBudget;
+use super::replay_buffer::ReplayBuffer;
+use super::retired::RetiredPositions;
 use super::roster::Roster;
-use super::whole::Whole;
-use crate::model::{ChannelKey, Clock, Forwarded, Limits, Published, Stamp};
+use crate::model::{ChannelKey, Clock, ForwardedMessages, Limits, PublishedMessages, Stamp};
 
-/// What gets the frames of a channel: a shard of sockets. `deliver` must not block.
+/// A consumer of a channel's frames: a shard of sockets. `deliver` must not block.
 pub trait DeliveryTarget: Send + Sync {
-    fn deliver(&self, delivery: Arc<Delivery>);
+    fn deliver(&self, delivery: Arc<MessageDelivery>);
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>);
-    /// Something is missing that comes before what is delivered of this channel after `mark`.
-    fn lose(&self, channel: u64, mark: &Mark);
-    /// More waits than the target's bound.
+    /// Reports a continuity loss: a message is missing that precedes the deliveries of this channel after this position.
+    fn lose_continuity(&self, channel: u64, mark: &ChannelPosition);
+    /// Whether the target's queue is over its bound.
     fn congested(&self) -> bool;
 }
 
-/// A channel that somebody on this node listens to, did so lately, or is just publishing on.
+/// A channel with subscribers on this node now or lately, with members, or with a publish in progress.
 pub struct Channel {
     pub(super) number: u64,
     key: ChannelKey,
@@ -43,48 +43,48 @@ pub struct Channel {
 }
 
 pub(super) struct State {
-    /// Where it stands: the last number given in this incarnation, and what came from other nodes.
-    pub(super) mark: Mark,
-    /// Bit per target that has subscribers.
+    /// Position of the channel: the last sequence given in this incarnation, and the last received of other incarnations.
+    pub(super) position: ChannelPosition,
+    /// Bit set of the targets that have subscribers.
     pub(super) targets: u64,
     /// The number of the last attach, over all channels from 1.
-    pub(super) attached: u64,
-    /// From the first message while somebody is attached, or from the last detach, until nobody has been for twice the
-    /// resume window, unless memory is scarce.
-    pub(super) ring: Option<Box<Ring>>,
-    /// None while nobody is present. With members the channel lives.
-    pub(super) members: Option<Box<Members>>,
-    /// Runs that stand in its position no more.
-    pub(super) former: Former,
-    /// Runs of which something is lost, and that have not told how far they are.
-    pub(super) unsure: Few,
-    /// Runs of which all is heard since they told where they stand.
-    pub(super) whole: Whole,
-    /// What other nodes know of the interest in it.
-    pub(super) joining: Joining,
-    /// Taken out of the map; whoever still holds it looks the key up again.
+    pub(super) attach_number: u64,
+    /// Replay buffer: from the first message while a client is attached, or from the last detach, until the channel had no subscriber for
+    /// twice the resume window; earlier if memory is scarce.
+    pub(super) replay_buffer: Option<Box<ReplayBuffer>>,
+    /// Members of the channel; none while nobody is present. A channel with members stays alive.
+    pub(super) members: Option<Box<ChannelMembers>>,
+    /// Retired incarnations, which have been removed from the position.
+    pub(super) retired: RetiredPositions,
+    /// Incarnations that lost a message and have not announced their last sequence since.
+    pub(super) in_doubt: IncarnationSet,
+    /// Incarnations that announced their sequence, with the sequence up to which nothing of theirs is missing.
+    pub(super) contiguous: ContiguousSequences,
+    /// Progress of the attach barrier: whether the peers forward the channel.
+    pub(super) attach_barrier: BarrierState,
+    /// Set when the channel was removed from the map; a holder of the `Arc` must look the key up again.
     pub(super) removed: bool,
 }
 
 impl State {
-    /// Somebody is attached, or was lately.
-    pub(super) fn is_heard(&self) -> bool {
-        self.targets != 0 || self.ring.is_some()
+    /// Whether a client is attached, or was lately.
+    pub(super) fn is_active(&self) -> bool {
+        self.targets != 0 || self.replay_buffer.is_some()
     }
 
-    /// Gives this run a number without a message, so that whoever had all that was here is not taken for having all.
-    pub(super) fn end_positions(&mut self) {
-        self.mark.own.sequence += 1;
-        self.mark.place += 1;
-        if let Some(ring) = &mut self.ring {
-            ring.restart(&self.mark);
+    /// Reserves a sequence without a message, so that no earlier position counts as up to date.
+    pub(super) fn invalidate_positions(&mut self) {
+        self.position.own.sequence += 1;
+        self.position.offset += 1;
+        if let Some(ring) = &mut self.replay_buffer {
+            ring.restart(&self.position);
         }
     }
 
     fn is_unused(&self) -> bool {
-        // Who waits for other nodes is not attached yet.
-        let is_awaited = matches!(self.joining, Joining::Begun(_));
-        self.targets == 0 && self.ring.is_none() && self.members.is_none() && !is_awaited
+        // A client in the attach barrier is not attached yet.
+        let is_awaited = matches!(self.attach_barrier, BarrierState::Waiting(_));
+        self.targets == 0 && self.replay_buffer.is_none() && self.members.is_none() && !is_awaited
     }
 }
 
@@ -104,7 +104,7 @@ impl fmt::Debug for Channel {
     }
 }
 
-/// What a publish is given under the channel's lock.
+/// The incarnation, sequence and time that a publish gets under the channel's lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Numbering {
     pub incarnation: u64,
@@ -112,36 +112,35 @@ pub struct Numbering {
     pub timestamp_ms: u64,
 }
 
-/// Where the places of a channel begin above its sequences in a cluster: what another node hands over finds places before.
-pub(super) const PLACES_BEFORE: u64 = 1 << 32;
+/// Distance of a channel's first offset above its sequence in a cluster: leaves room below for the messages of a handoff.
+pub(super) const OFFSETS_BEFORE: u64 = 1 << 32;
 
-/// Every channel of this node, for all accounts.
+/// All channels of this node, for all accounts.
 ///
-/// A channel that nobody is present on or attached to lately is forgotten after the publish; its numbers go on above the
-/// highest ever given, so a number is never used twice in one incarnation, and while a channel lives its numbers rise
-/// by one.
+/// A channel without members and recent subscribers is forgotten after the publish. Its next life continues above the highest sequence ever
+/// given, so that a sequence is never used twice in one incarnation; while a channel lives, its sequences rise by one.
 pub struct Hub {
     pub(super) channels: DashMap<ChannelKey, Arc<Channel>>,
     pub(super) targets: Vec<Arc<dyn DeliveryTarget>>,
-    pub(super) rings: Arc<Budget>,
+    pub(super) replay_budget: Arc<ReplayBudget>,
     started: Instant,
-    batches: Batches,
+    batch_interval: PeerBatchInterval,
     pub(super) incarnation: u64,
     next_number: AtomicU64,
     attaches: AtomicU64,
-    sequence_floor: AtomicU64,
-    /// Numbers without a message were given that nobody was told of.
-    pub(super) skipped: AtomicBool,
+    sequence_base: AtomicU64,
+    /// Set when a sequence without a message was reserved and the peers have not been told.
+    pub(super) has_unannounced_gap: AtomicBool,
     /// The last number given to a presence event, over all channels.
     pub(super) presence_sequence: AtomicU64,
     pub(super) roster: Roster,
     pub(super) member_bytes: MemberBytes,
     pub(super) clock: Clock,
-    pub(super) interest: OnceLock<Arc<dyn Interest>>,
+    pub(super) interest: OnceLock<Arc<dyn InterestAnnouncer>>,
 }
 
 impl Hub {
-    /// At most 64 targets.
+    /// Creates the hub of at most 64 targets.
     pub fn new(targets: Vec<Arc<dyn DeliveryTarget>>, clock: Clock, limits: &Limits) -> Self {
         assert!(targets.len() <= 64, "a channel keeps its targets in one word");
         let incarnation =
@@ -149,14 +148,14 @@ impl Hub {
         Self {
             channels: DashMap::new(),
             targets,
-            rings: Budget::new(limits),
+            replay_budget: ReplayBudget::new(limits),
             started: Instant::now(),
-            batches: Batches::new(),
+            batch_interval: PeerBatchInterval::new(),
             incarnation,
             next_number: AtomicU64::new(0),
             attaches: AtomicU64::new(0),
-            sequence_floor: AtomicU64::new(0),
-            skipped: AtomicBool::new(false),
+            sequence_base: AtomicU64::new(0),
+            has_unannounced_gap: AtomicBool::new(false),
             presence_sequence: AtomicU64::new(0),
             roster: Roster::new(incarnation),
             member_bytes: MemberBytes::default(),
@@ -166,96 +165,104 @@ impl Hub {
     }
 
     #[cfg(test)]
-    pub(crate) fn of_run(self, incarnation: u64) -> Self {
+    pub(crate) fn with_incarnation(self, incarnation: u64) -> Self {
         Self { incarnation, roster: Roster::new(incarnation), ..self }
     }
 
-    /// Channels that are live: subscribed to now or lately, with members, or in the middle of a publish.
+    /// The number of live channels: with subscribers now or lately, with members, or in the middle of a publish.
     pub fn channel_count(&self) -> usize {
         self.channels.len()
     }
 
-    /// Some target is over its bound: readers wait before they bring in more.
+    /// Whether some target's queue is over its bound: readers then wait before they read more.
     pub fn congested(&self) -> bool {
         self.targets.iter().any(|target| target.congested())
     }
 
-    /// Numbers `count` messages and hands what `build` makes of it to every target with interest.
+    /// Numbers `count` messages and delivers the result of `build` to every target with subscribers.
     ///
-    /// `build` runs under the channel's lock, so whatever it queues stands in the order of the numbers.
+    /// `build` runs under the channel's lock, so everything that it queues is in the order of the sequences.
     pub fn publish(
         &self,
         key: &ChannelKey,
         count: u64,
-        build: impl FnOnce(Numbering) -> Arc<Published>,
-    ) -> Arc<Published> {
+        build: impl FnOnce(Numbering) -> Arc<PublishedMessages>,
+    ) -> Arc<PublishedMessages> {
         let published = self.with_channel(key, |channel, state| {
-            self.begin_ring(state);
-            let first_sequence = state.mark.own.sequence + 1;
-            state.mark.own.sequence += count;
-            state.mark.place += count;
+            self.ensure_replay_buffer(state);
+            let first_sequence = state.position.own.sequence + 1;
+            state.position.own.sequence += count;
+            state.position.offset += count;
             let timestamp_ms = self.clock.stamp_ms(key);
             let published = build(Numbering { incarnation: self.incarnation, first_sequence, timestamp_ms });
-            if state.is_heard() {
-                let delivery = Delivery::own(channel.number, state.mark.clone(), Arc::clone(&published));
-                self.hand_on(channel, state, delivery);
+            if state.is_active() {
+                let delivery =
+                    MessageDelivery::own(channel.number, state.position.clone(), Arc::clone(&published));
+                self.deliver(channel, state, delivery);
             }
             published
         });
-        self.give_way();
+        self.enforce_budget();
         published
     }
 
-    /// A batch of a peer, of so many bytes, is about to be handed on.
-    pub fn batch_came(&self, bytes: usize) {
-        self.batches.came(bytes, Instant::now());
+    /// Records the arrival of a peer's batch of `bytes`, before its delivery.
+    pub fn record_peer_batch(&self, bytes: usize) {
+        self.batch_interval.record(bytes, Instant::now());
     }
 
-    /// The time between two batches of late, of whichever peers.
-    pub fn batches_apart(&self) -> Duration {
-        self.batches.apart()
+    /// The mean time between the recent batches of all peers.
+    pub fn peer_batch_interval(&self) -> Duration {
+        self.batch_interval.mean()
     }
 
-    /// Hands messages that entered at another node to every target with interest. What was heard before is passed over.
-    pub fn forwarded(&self, forwarded: Forwarded) {
-        // Nobody listens here; what the other node had numbered by then it tells when somebody does.
+    /// Delivers messages that entered at another node to every target with subscribers. Messages received before are skipped.
+    pub fn deliver_forwarded(&self, forwarded: ForwardedMessages) {
+        // No subscriber here. The peer announces its last sequence when the channel gets one.
         let Some(channel) = self.live(&forwarded.key) else { return };
         let mut state = channel.state.lock();
-        // What a run had before it has told where it stands counts as missed, so that there is no gap in what is heard of it.
-        let is_whole = matches!(state.joining, Joining::Not) || state.whole.contains(forwarded.incarnation);
-        if state.removed || !is_whole || state.mark.covers(forwarded.last()) {
+        // Messages that arrive before the incarnation has announced its sequence count as missed, so that the received ones have no gap.
+        let is_whole = matches!(state.attach_barrier, BarrierState::NotStarted)
+            || state.contiguous.contains(forwarded.incarnation);
+        if state.removed || !is_whole || state.position.includes(forwarded.last()) {
             return;
         }
-        self.take(&channel, &mut state, forwarded);
+        self.deliver_new(&channel, &mut state, forwarded);
         drop(state);
-        self.give_way();
+        self.enforce_budget();
     }
 
-    /// Hands on what is new here: the beginning of a publish may have come from the store.
-    pub(super) fn take(&self, channel: &Arc<Channel>, state: &mut State, mut forwarded: Forwarded) {
-        self.begin_ring(state);
-        let heard = state.mark.others.as_ref().and_then(|others| others.sequence_of(forwarded.incarnation));
-        forwarded.cut(heard.unwrap_or(0));
-        state.mark.hear(forwarded.last(), forwarded.messages.len() as u64);
-        if state.is_heard() {
-            let delivery = Delivery::forwarded(channel.number, state.mark.clone(), forwarded);
-            self.hand_on(channel, state, delivery);
+    /// Delivers the messages that are new here: the beginning of a publish may already have come by a store backfill.
+    pub(super) fn deliver_new(
+        &self,
+        channel: &Arc<Channel>,
+        state: &mut State,
+        mut forwarded: ForwardedMessages,
+    ) {
+        self.ensure_replay_buffer(state);
+        let received =
+            state.position.others.as_ref().and_then(|others| others.sequence_of(forwarded.incarnation));
+        forwarded.cut(received.unwrap_or(0));
+        state.position.receive(forwarded.last(), forwarded.messages.len() as u64);
+        if state.is_active() {
+            let delivery = MessageDelivery::forwarded(channel.number, state.position.clone(), forwarded);
+            self.deliver(channel, state, delivery);
         }
     }
 
-    /// The recent messages of a channel begin with the first one since somebody has attached.
-    pub(super) fn begin_ring(&self, state: &mut State) {
-        if state.targets != 0 && state.ring.is_none() {
-            state.ring = Ring::begin(state.mark.clone(), &self.rings);
+    /// Opens the replay buffer, with the first message after a client has attached.
+    pub(super) fn ensure_replay_buffer(&self, state: &mut State) {
+        if state.targets != 0 && state.replay_buffer.is_none() {
+            state.replay_buffer = ReplayBuffer::open(state.position.clone(), &self.replay_budget);
         }
     }
 
-    fn hand_on(&self, channel: &Arc<Channel>, state: &mut State, delivery: Delivery) {
+    fn deliver(&self, channel: &Arc<Channel>, state: &mut State, delivery: MessageDelivery) {
         let delivery = Arc::new(delivery);
-        if let Some(ring) = &mut state.ring {
+        if let Some(ring) = &mut state.replay_buffer {
             ring.push(Arc::clone(&delivery), self.now_ms());
             if ring.is_listed(0) {
-                ring.list(channel, state.attached);
+                ring.list(channel, state.attach_number);
             }
         }
         for (bit, target) in self.targets.iter().enumerate() {
@@ -265,50 +272,50 @@ impl Hub {
         }
     }
 
-    /// Where the channel stands, for an attach that asks for no delivery.
-    pub fn position(&self, key: &ChannelKey) -> Mark {
-        self.live(key).map_or_else(|| self.unheard(), |channel| channel.mark())
+    /// The current position of the channel, for an attach without delivery.
+    pub fn position(&self, key: &ChannelKey) -> ChannelPosition {
+        self.live(key).map_or_else(|| self.unknown_position(), |channel| channel.position())
     }
 
-    /// Of a channel that nothing is known of any more.
-    fn unheard(&self) -> Mark {
-        let sequence = self.sequence_floor.load(Ordering::SeqCst);
-        Mark::own(Stamp { incarnation: self.incarnation, sequence })
+    /// The position of a channel that the node does not know any more.
+    fn unknown_position(&self) -> ChannelPosition {
+        let sequence = self.sequence_base.load(Ordering::SeqCst);
+        ChannelPosition::own(Stamp { incarnation: self.incarnation, sequence })
     }
 
-    /// The target has no subscriber of the channel any more.
+    /// Removes the interest of a target whose last subscriber of the channel has left.
     pub fn detach(&self, channel: &Arc<Channel>, target: usize) {
         let mut state = channel.state.lock();
         state.targets &= !(1 << target);
         if state.targets == 0 {
             let now_ms = self.now_ms();
-            if state.ring.is_none() {
-                state.ring = Ring::begin(state.mark.clone(), &self.rings);
+            if state.replay_buffer.is_none() {
+                state.replay_buffer = ReplayBuffer::open(state.position.clone(), &self.replay_budget);
             }
-            if let Some(ring) = &mut state.ring {
+            if let Some(ring) = &mut state.replay_buffer {
                 ring.idle_ms = Some(now_ms);
             }
         }
         self.remove_if_unused(channel, &mut state);
         drop(state);
-        self.give_way();
+        self.enforce_budget();
     }
 
-    /// So long what may be missed is kept, and positions are good.
-    pub fn keeps_for(&self) -> Duration {
-        Duration::from_millis(self.rings.keep_ms)
+    /// How long missed messages are kept and positions can be resumed.
+    pub fn retention(&self) -> Duration {
+        Duration::from_millis(self.replay_budget.keep_ms)
     }
 
-    /// The number of one more attach.
+    /// Counts one more attach and returns its number.
     pub(super) fn next_attach(&self) -> u64 {
         self.attaches.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Since long enough before the hub began that all has a time that is not too old to be kept; unlike the clock it is not
-    /// touched by who sets the time.
+    /// Milliseconds of a monotonic clock, which starts above the retention, so that no message counts as too old at the start. Independent
+    /// of changes of the system clock.
     pub(super) fn now_ms(&self) -> u64 {
         let since_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        since_ms.saturating_add(self.rings.keep_ms).saturating_add(1)
+        since_ms.saturating_add(self.replay_budget.keep_ms).saturating_add(1)
     }
 
     pub(super) fn with_channel<R>(
@@ -328,21 +335,21 @@ impl Hub {
         }
     }
 
-    /// The channels that live now, to be locked one by one: one that is being forgotten takes its own lock before that of the map.
+    /// The live channels, to be locked one by one: forgetting a channel takes the channel's lock before that of the map.
     pub(super) fn all(&self) -> Vec<Arc<Channel>> {
         self.channels.iter().map(|entry| Arc::clone(&entry)).collect()
     }
 
-    /// The channel if it lives.
+    /// The channel, if it is live.
     pub fn live(&self, key: &ChannelKey) -> Option<Arc<Channel>> {
         self.channels.get(key).map(|channel| Arc::clone(&channel))
     }
 
-    /// Of a channel that begins.
-    fn fresh(&self) -> Mark {
-        let mark = self.unheard();
-        let before = if self.is_clustered() { PLACES_BEFORE } else { 0 };
-        Mark { place: mark.place + before, ..mark }
+    /// The position of a new channel.
+    fn initial_position(&self) -> ChannelPosition {
+        let mark = self.unknown_position();
+        let before = if self.is_clustered() { OFFSETS_BEFORE } else { 0 };
+        ChannelPosition { offset: mark.offset + before, ..mark }
     }
 
     fn lookup(&self, key: &ChannelKey) -> Arc<Channel> {
@@ -354,15 +361,15 @@ impl Hub {
                 number: self.next_number.fetch_add(1, Ordering::Relaxed),
                 key: key.clone(),
                 state: Mutex::new(State {
-                    mark: self.fresh(),
+                    position: self.initial_position(),
                     targets: 0,
-                    attached: 0,
-                    ring: None,
+                    attach_number: 0,
+                    replay_buffer: None,
                     members: None,
-                    former: Former::default(),
-                    unsure: Few::default(),
-                    whole: Whole::default(),
-                    joining: Joining::default(),
+                    retired: RetiredPositions::default(),
+                    in_doubt: IncarnationSet::default(),
+                    contiguous: ContiguousSequences::default(),
+                    attach_barrier: BarrierState::default(),
                     removed: false,
                 }),
             })
@@ -372,12 +379,13 @@ impl Hub {
     pub(super) fn remove_if_unused(&self, channel: &Arc<Channel>, state: &mut State) {
         if state.is_unused() && !state.removed {
             state.removed = true;
-            if let (Joining::Done, Some(interest)) = (&state.joining, self.interest.get()) {
-                interest.leave(&channel.key, channel.number);
-                // From now on it is not known what others publish, so no position is taken for that of its next life.
-                state.mark.own.sequence += 1;
+            if let (BarrierState::Passed, Some(interest)) = (&state.attach_barrier, self.interest.get()) {
+                interest.withdraw(&channel.key, channel.number);
+                // A position of now must not be accepted in the channel's next life, since this node does not receive the channel from here
+                // on.
+                state.position.own.sequence += 1;
             }
-            self.sequence_floor.fetch_max(state.mark.own.sequence, Ordering::SeqCst);
+            self.sequence_base.fetch_max(state.position.own.sequence, Ordering::SeqCst);
             self.channels.remove(&channel.key);
         }
     }

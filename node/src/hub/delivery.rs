@@ -6,197 +6,200 @@ use bytes::Bytes;
 use fanfare_proto::frame::{self, Format};
 use fanfare_proto::serial::Serial;
 
-use super::mark::Mark;
+use super::channel_position::ChannelPosition;
 use super::wire;
-use crate::model::{Amount, ClientId, ConnectionId, Forwarded, Message, Published, Stamp};
+use crate::model::{Amount, ClientId, ConnectionId, ForwardedMessages, Message, PublishedMessages, Stamp};
 
-/// A publish with the channel number that shards know it by. The frames are whole: head and payload.
+/// A publish with the channel number of the shards. Frames are complete: head and payload.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct MessageDelivery {
     pub channel: u64,
-    content: Content,
-    /// Where the channel stood after it.
-    mark: Mark,
+    content: DeliveryContent,
+    /// Position of the channel after this delivery.
+    position: ChannelPosition,
     json: OnceLock<Bytes>,
     msgpack: OnceLock<Bytes>,
 }
 
 #[derive(Debug)]
-pub enum Content {
-    /// It entered here.
-    Own(Arc<Published>),
-    Forwarded(Box<Forwarded>),
+pub enum DeliveryContent {
+    /// Published at this node.
+    Own(Arc<PublishedMessages>),
+    Forwarded(Box<ForwardedMessages>),
 }
 
-impl Delivery {
-    pub(super) fn own(channel: u64, mark: Mark, published: Arc<Published>) -> Self {
-        Self::new(channel, mark, Content::Own(published))
+impl MessageDelivery {
+    pub(super) fn own(channel: u64, mark: ChannelPosition, published: Arc<PublishedMessages>) -> Self {
+        Self::new(channel, mark, DeliveryContent::Own(published))
     }
 
-    /// Of what another node had for somebody who came from there. It has no place on this node.
-    pub fn refilled(forwarded: Forwarded) -> Self {
-        Self::forwarded(0, Mark::own(forwarded.last()), forwarded)
+    /// Wraps a message that a peer backfills for one resuming client. It has no local offset.
+    pub fn backfilled(forwarded: ForwardedMessages) -> Self {
+        Self::forwarded(0, ChannelPosition::own(forwarded.last()), forwarded)
     }
 
-    pub(super) fn forwarded(channel: u64, mark: Mark, forwarded: Forwarded) -> Self {
-        Self::new(channel, mark, Content::Forwarded(Box::new(forwarded)))
+    pub(super) fn forwarded(channel: u64, mark: ChannelPosition, forwarded: ForwardedMessages) -> Self {
+        Self::new(channel, mark, DeliveryContent::Forwarded(Box::new(forwarded)))
     }
 
-    fn new(channel: u64, mark: Mark, content: Content) -> Self {
-        Self { channel, content, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
+    fn new(channel: u64, position: ChannelPosition, content: DeliveryContent) -> Self {
+        Self { channel, content, position, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
-    /// It entered at another node.
+    /// Whether the messages were published at another node.
     pub fn is_forwarded(&self) -> bool {
-        matches!(self.content, Content::Forwarded(_))
+        matches!(self.content, DeliveryContent::Forwarded(_))
     }
 
-    /// The same where the channel had heard these too by then.
-    pub(super) fn beside(&self, stamps: &[Stamp]) -> Self {
+    /// A copy whose position also includes these stamps.
+    pub(super) fn including(&self, stamps: &[Stamp]) -> Self {
         let content = match &self.content {
-            Content::Own(published) => Content::Own(Arc::clone(published)),
-            Content::Forwarded(forwarded) => Content::Forwarded(forwarded.clone()),
+            DeliveryContent::Own(published) => DeliveryContent::Own(Arc::clone(published)),
+            DeliveryContent::Forwarded(forwarded) => DeliveryContent::Forwarded(forwarded.clone()),
         };
-        let mut mark = self.mark.clone();
-        stamps.iter().for_each(|stamp| mark.hear(*stamp, 0));
+        let mut mark = self.position.clone();
+        stamps.iter().for_each(|stamp| mark.receive(*stamp, 0));
         Self::new(self.channel, mark, content)
     }
 
     #[cfg(test)]
-    pub(crate) fn published(&self) -> &Published {
+    pub(crate) fn published(&self) -> &PublishedMessages {
         match &self.content {
-            Content::Own(published) => published,
-            Content::Forwarded(_) => unreachable!("it entered here"),
+            DeliveryContent::Own(published) => published,
+            DeliveryContent::Forwarded(_) => unreachable!("it entered here"),
         }
     }
 
-    pub fn content(&self) -> &Content {
+    pub fn content(&self) -> &DeliveryContent {
         &self.content
     }
 
-    /// Where the channel stood after it.
-    pub fn mark(&self) -> &Mark {
-        &self.mark
+    /// Position of the channel after this delivery.
+    pub fn position(&self) -> &ChannelPosition {
+        &self.position
     }
 
-    /// Of its last message.
-    pub fn place(&self) -> u64 {
-        self.mark.place
+    /// Local offset of the last message.
+    pub fn offset(&self) -> u64 {
+        self.position.offset
     }
 
-    /// Of its last message.
+    /// Stamp of the last message.
     pub(super) fn last(&self) -> Stamp {
         match &self.content {
-            Content::Own(published) => published.last(),
-            Content::Forwarded(forwarded) => forwarded.last(),
+            DeliveryContent::Own(published) => published.last(),
+            DeliveryContent::Forwarded(forwarded) => forwarded.last(),
         }
     }
 
     pub fn count(&self) -> u64 {
         match &self.content {
-            Content::Own(published) => published.messages.len() as u64,
-            Content::Forwarded(forwarded) => forwarded.messages.len() as u64,
+            DeliveryContent::Own(published) => published.messages.len() as u64,
+            DeliveryContent::Forwarded(forwarded) => forwarded.messages.len() as u64,
         }
     }
 
-    /// The sizes of its messages as they are counted for the account.
+    /// Sizes of the messages as counted for the account.
     pub fn counted_bytes(&self) -> u64 {
         match &self.content {
-            Content::Own(published) => published.bytes,
-            Content::Forwarded(forwarded) => forwarded.bytes,
+            DeliveryContent::Own(published) => published.bytes,
+            DeliveryContent::Forwarded(forwarded) => forwarded.bytes,
         }
     }
 
-    /// The publisher's.
+    /// Connection id of the publisher.
     pub fn connection_id(&self) -> ConnectionId {
         match &self.content {
-            Content::Own(published) => published.connection_id,
-            Content::Forwarded(forwarded) => forwarded.connection_id,
+            DeliveryContent::Own(published) => published.connection_id,
+            DeliveryContent::Forwarded(forwarded) => forwarded.connection_id,
         }
     }
 
     pub(super) fn timestamp_ms(&self) -> u64 {
         match &self.content {
-            Content::Own(published) => published.timestamp_ms,
-            Content::Forwarded(forwarded) => forwarded.timestamp_ms,
+            DeliveryContent::Own(published) => published.timestamp_ms,
+            DeliveryContent::Forwarded(forwarded) => forwarded.timestamp_ms,
         }
     }
 
-    /// Those of its messages that stand behind a place, and their sizes; in part, those of other nodes are taken for alike.
+    /// Number and sizes of the messages after an offset. For messages of other nodes cut in the middle, an estimate from their mean size.
     pub fn amount_after(&self, place: u64) -> Amount {
         let (skip, count) = (self.before(place), self.count());
         match &self.content {
-            Content::Own(published) => {
+            DeliveryContent::Own(published) => {
                 published.amount_after(published.last().sequence.saturating_sub(count - skip))
             }
-            Content::Forwarded(forwarded) => {
+            DeliveryContent::Forwarded(forwarded) => {
                 Amount { count: count - skip, bytes: forwarded.bytes / count * (count - skip) }
             }
         }
     }
 
-    /// Memory that it may come to hold, roughly: the messages, and their frame in both formats.
+    /// Memory that the delivery may take, roughly: the messages, and their frames in both formats.
     pub fn bytes(&self) -> usize {
         let own = match &self.content {
-            Content::Own(published) => {
-                let Published { messages, bytes, .. } = &**published;
+            DeliveryContent::Own(published) => {
+                let PublishedMessages { messages, bytes, .. } = &**published;
                 let ids: usize = messages.iter().map(|message| message.id.len()).sum();
-                size_of::<Published>() + messages.len() * (size_of::<Message>() + 32) + *bytes as usize + ids
+                size_of::<PublishedMessages>()
+                    + messages.len() * (size_of::<Message>() + 32)
+                    + *bytes as usize
+                    + ids
             }
-            Content::Forwarded(forwarded) => {
+            DeliveryContent::Forwarded(forwarded) => {
                 let texts = forwarded.messages.iter().map(|text| size_of::<Bytes>() + text.len());
-                size_of::<Forwarded>() + texts.sum::<usize>()
+                size_of::<ForwardedMessages>() + texts.sum::<usize>()
             }
         };
         own + 2 * self.frame_bytes()
     }
 
-    /// The length of its frame, roughly: every message has its publisher in it.
+    /// Length of the frame, roughly: every message has its publisher in it.
     fn frame_bytes(&self) -> usize {
         match &self.content {
-            Content::Own(published) => {
-                let Published { messages, bytes, .. } = &**published;
-                // An id may hold what is escaped.
+            DeliveryContent::Own(published) => {
+                let PublishedMessages { messages, bytes, .. } = &**published;
+                // Ids may contain characters that are escaped.
                 let ids: usize = messages.iter().map(|message| 2 * message.id.len()).sum();
                 256 + messages.len() * 128 + *bytes as usize + ids
             }
-            Content::Forwarded(forwarded) => {
+            DeliveryContent::Forwarded(forwarded) => {
                 256 + forwarded.messages.iter().map(|text| text.len() + 1).sum::<usize>()
             }
         }
     }
 
-    /// For who has all before it.
+    /// The frame for a subscriber that has every earlier message.
     pub fn frame(&self, format: Format) -> Bytes {
         let kept = match format {
             Format::Json => &self.json,
             Format::MsgPack => &self.msgpack,
         };
-        kept.get_or_init(|| self.encode(format, 0, &self.mark.serial())).clone()
+        kept.get_or_init(|| self.encode(format, 0, &self.position.serial())).clone()
     }
 
-    /// A frame of the messages behind a place alone, for who has the others; some must be left.
+    /// The frame of only the messages after an offset, which must not be empty.
     pub fn frame_after(&self, format: Format, place: u64) -> Bytes {
         match self.before(place) {
             0 => self.frame(format),
-            skip => self.encode(format, skip as usize, &self.mark.serial()),
+            skip => self.encode(format, skip as usize, &self.position.serial()),
         }
     }
 
-    /// Whether who has all up to this position has it.
-    pub fn is_covered(&self, position: &Serial) -> bool {
+    /// Whether a position includes the last message of this delivery.
+    pub fn is_included_in(&self, position: &Serial) -> bool {
         let Stamp { incarnation, sequence } = self.last();
         position.covers_one(incarnation, sequence)
     }
 
-    /// For who has all before it, and what `has` covers.
-    pub fn frame_beside(&self, format: Format, has: &Serial) -> Bytes {
-        self.encode(format, 0, &self.mark.serial().join(has))
+    /// The frame for a client that has every earlier message and those that `has` includes.
+    pub fn frame_including(&self, format: Format, has: &Serial) -> Bytes {
+        self.encode(format, 0, &self.position.serial().join(has))
     }
 
-    /// How many of its messages stand before or at the place.
+    /// How many of the messages are at or before the offset.
     fn before(&self, place: u64) -> u64 {
-        place.saturating_sub(self.place() - self.count()).min(self.count())
+        place.saturating_sub(self.offset() - self.count()).min(self.count())
     }
 
     fn encode(&self, format: Format, skip: usize, serial: &Serial) -> Bytes {
@@ -208,8 +211,9 @@ impl Delivery {
 
     fn write(&self, skip: usize, serial: &str, out: &mut Vec<u8>) {
         match &self.content {
-            Content::Own(published) => {
-                let Published { key, timestamp_ms, connection_id, client_id, messages, .. } = &**published;
+            DeliveryContent::Own(published) => {
+                let PublishedMessages { key, timestamp_ms, connection_id, client_id, messages, .. } =
+                    &**published;
                 let client_id = client_id.as_ref().map(ClientId::as_str);
                 let messages = messages.iter().skip(skip).map(Message::as_sent);
                 let connection_id = connection_id.to_string();
@@ -223,7 +227,7 @@ impl Delivery {
                     out,
                 );
             }
-            Content::Forwarded(forwarded) => {
+            DeliveryContent::Forwarded(forwarded) => {
                 let messages = forwarded.messages.iter().skip(skip).map(|text| &text[..]);
                 frame::encode_written(forwarded.key.channel(), serial, messages, out);
             }

@@ -1,17 +1,18 @@
-//! What other threads leave for a shard.
+//! Queues from other threads into a shard.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-/// Whoever pushes waits meanwhile.
+/// Items inspected at most under the lock, on which every pusher waits.
 const LOOKED_AT_MAX: usize = 64;
 
-/// A queue into one thread that sleeps in its poll. The sender wakes it only when it sleeps.
+/// A queue into one thread that sleeps in its poll. A sender wakes the thread only when it sleeps.
 ///
-/// Pushing never blocks and never fails: beyond `bytes_max` the inbox is [congested](Inbox::congested), and every shard
-/// stops reading from its sockets (HTTP publishers wait) until it is not, so what can still come is one turn's reading.
+/// Pushing never blocks and never fails. Beyond `bytes_max` the inbox is [congested](Inbox::congested): every shard
+/// stops reading from its sockets and HTTP publishers wait until it is not, so at most the reads of one turn still
+/// arrive.
 #[derive(Debug)]
 pub struct Inbox<T> {
     waiting: Mutex<Vec<T>>,
@@ -32,7 +33,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// `bytes` is what the item keeps in memory beyond what is shared.
+    /// Queues an item. `bytes` is the memory of the item beyond shared data.
     pub fn push(&self, item: T, bytes: usize) {
         {
             let mut waiting = self.waiting.lock();
@@ -46,7 +47,7 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Of what waits.
+    /// Memory of the waiting items, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
@@ -55,7 +56,7 @@ impl<T> Inbox<T> {
         self.bytes() > self.bytes_max
     }
 
-    /// Exchanges all that waits for the empty `items`; called by the owner alone.
+    /// Swaps the waiting items with the empty `items`; called by the owner alone.
     pub fn take(&self, items: &mut Vec<T>) {
         debug_assert!(items.is_empty());
         let mut waiting = self.waiting.lock();
@@ -63,7 +64,7 @@ impl<T> Inbox<T> {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Something waits, little enough to be looked at, and all of it is so.
+    /// Whether few items wait, at least one, and `is_so` holds for each of them.
     pub fn holds_only(&self, is_so: impl Fn(&T) -> bool) -> bool {
         let waiting = self.waiting.lock();
         (1..=LOOKED_AT_MAX).contains(&waiting.len()) && waiting.iter().all(is_so)

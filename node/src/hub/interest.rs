@@ -1,4 +1,4 @@
-//! Which channels this node wants from other nodes, and from when on it can count on getting what they take.
+//! Interest of this node in channels, and the attach barrier: an attach waits until the peers forward the channel.
 
 use std::collections::HashSet;
 use std::mem;
@@ -8,233 +8,235 @@ use std::sync::atomic::Ordering;
 use fanfare_proto::serial::Serial;
 
 use super::channels::{Channel, Hub, State};
-use super::delivery::Delivery;
-use super::resume::Start;
+use super::delivery::MessageDelivery;
+use super::resume::ResumeStart;
 use crate::model::{ChannelKey, Stamp};
 
-/// Tells other nodes what is wanted here. Called under the lock of the channel, so what is told stands in order.
-pub trait Interest: Send + Sync {
-    /// `sequence` is the last number that was given here, whether or not it has a message.
-    fn join(&self, key: &ChannelKey, number: u64, sequence: u64) -> Joins;
-    fn leave(&self, key: &ChannelKey, number: u64);
+/// Announces this node's interest to the peers. Called under the channel's lock, so announcements are in order.
+pub trait InterestAnnouncer: Send + Sync {
+    /// Announces interest. `sequence` is the last one given here, with or without a message.
+    fn announce(&self, key: &ChannelKey, number: u64, sequence: u64) -> AnnounceResult;
+    fn withdraw(&self, key: &ChannelKey, number: u64);
 
-    /// A node has died so lately that somebody may come back who was on it, and has missed what it published last.
-    fn has_lost(&self) -> bool {
+    /// Whether a node failed so lately that its clients may still resume, without the last messages that it published.
+    fn has_recent_loss(&self) -> bool {
         false
     }
 }
 
-/// Whom the other nodes are that do not forward a channel yet.
+/// The peers that do not forward a channel yet.
 #[derive(Debug)]
-pub struct Joins {
-    /// There is nobody to wait for; else [`Hub::joined`] follows.
+pub struct AnnounceResult {
+    /// No peer has to be waited for; otherwise `Hub::pass_barrier` follows.
     pub is_done: bool,
-    /// Runs that live and could not be told: nobody is resumed until they say how far they are, or [`Hub::give_up`].
-    pub unreached: Vec<u64>,
+    /// Live incarnations that could not be told: no client is resumed until they announce their sequence, or until
+    /// `Hub::abandon_where_in_doubt`.
+    pub unreachable: Vec<u64>,
 }
 
-/// Runs once the channel can be attached to, on any thread.
-pub type Waiter = Box<dyn FnOnce() + Send>;
+/// A callback that runs once the channel can be attached to, on any thread.
+pub type AttachWaiter = Box<dyn FnOnce() + Send>;
 
-/// What other nodes know of this node's interest in a channel.
+/// State of the attach barrier of a channel.
 #[derive(Default)]
-pub(super) enum Joining {
-    /// Nothing.
+pub(super) enum BarrierState {
+    /// The peers have not been told.
     #[default]
-    Not,
-    /// They are told, and have not all answered.
-    Begun(Vec<Waiter>),
-    /// They forward it.
-    Done,
+    NotStarted,
+    /// The peers have been told and have not all answered.
+    Waiting(Vec<AttachWaiter>),
+    /// All peers forward the channel.
+    Passed,
 }
 
 impl Hub {
-    /// To be called before anybody is attached. Without it the node is alone.
-    pub fn set_interest(&self, interest: Arc<dyn Interest>) {
+    /// Sets the announcer, before the first attach. Without one the node has no cluster.
+    pub fn set_interest(&self, interest: Arc<dyn InterestAnnouncer>) {
         self.interest.set(interest).ok();
     }
 
-    /// There are, or may be, other nodes, so [`Hub::join`] comes before an attach.
+    /// Whether there are, or may be, peers, so that an attach first passes the barrier.
     pub fn is_clustered(&self) -> bool {
         self.interest.get().is_some()
     }
 
-    /// Registers the target's interest, as an attach does. The channel, if all other nodes forward it by now; otherwise
-    /// what `waiter` makes runs when this is to be called again.
+    /// Registers the target's interest, as an attach does. Returns the channel if all peers forward it; otherwise the result of `waiter`
+    /// runs when this has to be called again.
     pub fn join(
         &self,
         key: &ChannelKey,
         target: usize,
-        waiter: impl FnOnce() -> Waiter,
+        waiter: impl FnOnce() -> AttachWaiter,
     ) -> Option<Arc<Channel>> {
         self.with_channel(key, |channel, state| {
             self.register(state, target);
-            self.join_others(channel, state, waiter)
+            self.enter_barrier(channel, state, waiter)
         })
     }
 
-    pub(super) fn join_others(
+    pub(super) fn enter_barrier(
         &self,
         channel: &Arc<Channel>,
         state: &mut State,
-        waiter: impl FnOnce() -> Waiter,
+        waiter: impl FnOnce() -> AttachWaiter,
     ) -> Option<Arc<Channel>> {
-        if let (Joining::Not, Some(interest)) = (&state.joining, self.interest.get())
-            && interest.has_lost()
+        if let (BarrierState::NotStarted, Some(interest)) = (&state.attach_barrier, self.interest.get())
+            && interest.has_recent_loss()
         {
-            state.end_positions();
+            state.invalidate_positions();
         }
-        match (&mut state.joining, self.interest.get()) {
-            (Joining::Done, _) | (_, None) => return Some(Arc::clone(channel)),
-            (Joining::Begun(waiters), _) => {
+        match (&mut state.attach_barrier, self.interest.get()) {
+            (BarrierState::Passed, _) | (_, None) => return Some(Arc::clone(channel)),
+            (BarrierState::Waiting(waiters), _) => {
                 waiters.push(waiter());
                 return None;
             }
-            (Joining::Not, Some(interest)) => {
-                let Joins { is_done, unreached } =
-                    interest.join(channel.key(), channel.number, state.mark.own.sequence);
-                unreached.into_iter().for_each(|run| state.doubt(run));
+            (BarrierState::NotStarted, Some(interest)) => {
+                let AnnounceResult { is_done, unreachable } =
+                    interest.announce(channel.key(), channel.number, state.position.own.sequence);
+                unreachable.into_iter().for_each(|run| state.mark_in_doubt(run));
                 if !is_done {
-                    state.joining = Joining::Begun(vec![waiter()]);
+                    state.attach_barrier = BarrierState::Waiting(vec![waiter()]);
                     return None;
                 }
             }
         }
-        state.joining = Joining::Done;
+        state.attach_barrier = BarrierState::Passed;
         Some(Arc::clone(channel))
     }
 
-    /// Every node that was to be waited for forwards the channel by now, or is out of reach: then it `is_whole` no more.
-    pub fn joined(&self, key: &ChannelKey, number: u64, is_whole: bool) {
+    /// Ends the attach barrier: every peer forwards the channel or is unreachable, in which case `is_whole` is false.
+    pub fn pass_barrier(&self, key: &ChannelKey, number: u64, is_whole: bool) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let before = {
             let mut state = channel.state.lock();
-            if !is_whole && matches!(state.joining, Joining::Begun(_)) {
-                state.end_positions();
-                self.skipped.store(true, Ordering::SeqCst);
+            if !is_whole && matches!(state.attach_barrier, BarrierState::Waiting(_)) {
+                state.invalidate_positions();
+                self.has_unannounced_gap.store(true, Ordering::SeqCst);
             }
-            mem::replace(&mut state.joining, Joining::Done)
+            mem::replace(&mut state.attach_barrier, BarrierState::Passed)
         };
-        if let Joining::Begun(waiters) = before {
+        if let BarrierState::Waiting(waiters) = before {
             waiters.into_iter().for_each(|waiter| waiter());
         }
     }
 
-    /// What another node had numbered in the channel before it began to forward it, or to do so again. Nobody here can be given
-    /// that, so who is attached already is told, and nobody is resumed over it.
-    pub fn heard(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
+    /// Records the sequence that a peer had reached when it began to forward the channel, or began again. The messages before it cannot be
+    /// had here: attached clients are told of a continuity loss, and no client is resumed over it.
+    pub fn learn_peer_sequence(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
-        self.hear(&channel, &mut channel.state.lock(), stamp);
+        self.apply_peer_sequence(&channel, &mut channel.state.lock(), stamp);
     }
 
-    fn hear(&self, channel: &Channel, state: &mut State, stamp: Stamp) {
-        state.unsure.remove(stamp.incarnation);
-        state.whole.reach(stamp);
+    fn apply_peer_sequence(&self, channel: &Channel, state: &mut State, stamp: Stamp) {
+        state.in_doubt.remove(stamp.incarnation);
+        state.contiguous.advance(stamp);
         if stamp.sequence == 0 {
             return;
         }
-        if !state.mark.covers(stamp) {
-            state.mark.hear(stamp, 0);
+        if !state.position.includes(stamp) {
+            state.position.receive(stamp, 0);
         }
-        self.break_off(channel, state);
+        self.break_continuity(channel, state);
     }
 
-    /// The same of runs that are gone, so that whoever has something of them in its position is known here.
-    pub fn heard_of(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
+    /// Records sequences of retired incarnations, so that serials which name them are known here.
+    pub fn learn_retired_sequences(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.knows(**stamp)).copied().collect();
+        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.accounts_for(**stamp)).copied().collect();
         if news.is_empty() {
             return;
         }
-        news.into_iter().for_each(|stamp| state.mark.hear(stamp, 0));
-        self.break_off(&channel, &mut state);
+        news.into_iter().for_each(|stamp| state.position.receive(stamp, 0));
+        self.break_continuity(&channel, &mut state);
     }
 
-    /// Something that another node had for this one is lost, of whatever channel. Until it has told how far it is, by
-    /// [`Hub::heard`], nobody is resumed.
-    pub fn lost(&self, incarnation: u64) {
+    /// Records that messages of a peer were lost, in unknown channels. No client is resumed until the peer has announced its sequence
+    /// (`Hub::learn_peer_sequence`).
+    pub fn mark_peer_loss(&self, incarnation: u64) {
         for channel in &self.all() {
             let mut state = channel.state.lock();
-            if matches!(state.joining, Joining::Not) {
+            if matches!(state.attach_barrier, BarrierState::NotStarted) {
                 continue;
             }
-            state.whole.remove(incarnation);
-            state.doubt(incarnation);
-            self.break_off(channel, &mut state);
+            state.contiguous.remove(incarnation);
+            state.mark_in_doubt(incarnation);
+            self.break_continuity(channel, &mut state);
         }
     }
 
-    /// A run of another node is dead. Whoever is attached where it stands, or in one of these channels, is told; but not where it stands
-    /// by what others had of it alone, since whoever is attached there came when it had ended.
-    pub fn died(&self, incarnation: u64, unheard: &HashSet<u64>) {
+    /// Reports a continuity loss after another node's failure to the clients of channels that its incarnation forwarded and whose position
+    /// names it, and of the channels `unheard`. A position that names it by what other nodes had alone is no loss: its clients attached
+    /// after its end.
+    pub fn report_node_failure(&self, incarnation: u64, unheard: &HashSet<u64>) {
         let is_meant = |state: &State| {
-            let was_heard = state.whole.contains(incarnation) || state.unsure.contains(&incarnation);
-            was_heard && state.stands(incarnation)
+            let is_tracked = state.contiguous.contains(incarnation) || state.in_doubt.contains(&incarnation);
+            is_tracked && state.has_received_from(incarnation)
         };
-        self.each_wanted(is_meant, unheard, |channel, state| self.tell_lost(channel, state));
+        self.each_interested(is_meant, unheard, |channel, state| self.report_loss(channel, state));
     }
 
-    /// It may have acknowledged what has not come here, in any channel that it forwards, or in one of these. Nobody is resumed
-    /// there, until it is back ([`Hub::caught_up`]) or gone.
-    pub fn doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_forwarded(incarnation, unheard, |_, state| state.doubt(incarnation));
+    /// Marks an incarnation that may have acknowledged messages which have not arrived here as in doubt, in every channel that it forwards
+    /// and in `unheard`. No client is resumed there until the node is back (`Hub::confirm_contiguous`) or abandoned.
+    pub fn mark_in_doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
+        self.each_forwarded(incarnation, unheard, |_, state| state.mark_in_doubt(incarnation));
     }
 
-    /// It does not come back, and nobody has what it may have acknowledged. No position of before is one to resume from.
-    pub fn gone(&self, incarnation: u64, unheard: &HashSet<u64>) {
+    /// Gives up an incarnation that does not come back and whose acknowledged messages no node has. No earlier position can be resumed.
+    pub fn abandon_incarnation(&self, incarnation: u64, unheard: &HashSet<u64>) {
         self.each_forwarded(incarnation, unheard, |channel, state| {
-            self.end_positions(channel, state, incarnation)
+            self.invalidate_positions(channel, state, incarnation)
         });
     }
 
-    pub(super) fn end_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
-        state.unsure.remove(incarnation);
-        state.end_positions();
-        self.skipped.store(true, Ordering::SeqCst);
-        self.tell_lost(channel, state);
+    pub(super) fn invalidate_positions(&self, channel: &Channel, state: &mut State, incarnation: u64) {
+        state.in_doubt.remove(incarnation);
+        state.invalidate_positions();
+        self.has_unannounced_gap.store(true, Ordering::SeqCst);
+        self.report_loss(channel, state);
     }
 
-    /// Another node has forwarded all that it had numbered in the channel up to this, since this one asked for it.
-    pub fn caught_up(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
+    /// Records that a peer has forwarded every message up to this sequence since this node announced its interest.
+    pub fn confirm_contiguous(&self, key: &ChannelKey, number: u64, stamp: Stamp) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        if !state.whole.contains(stamp.incarnation) {
-            // Something was lost meanwhile.
-            return self.hear(&channel, &mut state, stamp);
+        if !state.contiguous.contains(stamp.incarnation) {
+            // A message was lost meanwhile.
+            return self.apply_peer_sequence(&channel, &mut state, stamp);
         }
-        state.unsure.remove(stamp.incarnation);
-        state.whole.reach(stamp);
+        state.in_doubt.remove(stamp.incarnation);
+        state.contiguous.advance(stamp);
     }
 
-    /// Another node has said by itself up to which number it has forwarded all.
-    pub fn has_numbered(&self, key: &ChannelKey, stamp: Stamp) {
+    /// Records a sequence up to which a peer says by itself that it has forwarded every message.
+    pub fn extend_contiguous(&self, key: &ChannelKey, stamp: Stamp) {
         let Some(channel) = self.live(key) else { return };
         let mut state = channel.state.lock();
         let Stamp { incarnation, .. } = stamp;
-        if state.whole.contains(incarnation) && !state.unsure.contains(&incarnation) {
-            state.whole.reach(stamp);
+        if state.contiguous.contains(incarnation) && !state.in_doubt.contains(&incarnation) {
+            state.contiguous.advance(stamp);
         }
     }
 
-    /// Where this channel stands by the numbers that were given here, whether or not each has a message; 0 where it does not live.
-    pub fn numbered(&self, key: &ChannelKey) -> u64 {
-        self.live(key).map_or(0, |channel| channel.mark().own.sequence)
+    /// The last sequence given in this channel, with or without a message; 0 if the channel is not live.
+    pub fn last_sequence(&self, key: &ChannelKey) -> u64 {
+        self.live(key).map_or(0, |channel| channel.position().own.sequence)
     }
 
-    /// Numbers without a message were given since this was last asked, and nobody was told.
-    pub fn has_skipped(&self) -> bool {
-        self.skipped.swap(false, Ordering::SeqCst)
+    /// Whether sequences without a message were reserved since the last call, and not announced to the peers.
+    pub fn take_unannounced_gap(&self) -> bool {
+        self.has_unannounced_gap.swap(false, Ordering::SeqCst)
     }
 
-    /// The channels in whose position a run stands, those that it forwards, whether or not it has published anything there, and those of
-    /// these numbers.
+    /// Runs `act` on the channels whose position names the incarnation, those that it forwards, and those of these numbers.
     fn each_forwarded(&self, incarnation: u64, numbers: &HashSet<u64>, act: impl Fn(&Channel, &mut State)) {
-        let is_meant = |state: &State| state.stands(incarnation) || state.whole.contains(incarnation);
-        self.each_wanted(is_meant, numbers, act);
+        let is_meant =
+            |state: &State| state.has_received_from(incarnation) || state.contiguous.contains(incarnation);
+        self.each_interested(is_meant, numbers, act);
     }
 
-    fn each_wanted(
+    fn each_interested(
         &self,
         is_meant: impl Fn(&State) -> bool,
         numbers: &HashSet<u64>,
@@ -242,56 +244,63 @@ impl Hub {
     ) {
         for channel in &self.all() {
             let mut state = channel.state.lock();
-            let is_wanted = !matches!(state.joining, Joining::Not);
-            if is_wanted && (is_meant(&state) || numbers.contains(&channel.number)) {
+            let is_interested = !matches!(state.attach_barrier, BarrierState::NotStarted);
+            if is_interested && (is_meant(&state) || numbers.contains(&channel.number)) {
                 act(channel, &mut state);
             }
         }
     }
 
-    /// Runs `act` with where the channel stands, while nothing is numbered in it: its own number, and how far each other run is known,
-    /// but for those of which something may be missing.
-    pub fn standing<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial) -> R) -> R {
+    /// Runs `act` with the position of the channel, under its lock: the last own sequence, and the last known of every other incarnation
+    /// that is not in doubt.
+    pub fn with_position<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial) -> R) -> R {
         self.with_channel(key, |_, state| {
-            let mut known = state.whole.and(state.mark.serial());
-            known.retain(|run| run != self.incarnation && !state.unsure.contains(&run));
-            act(state.mark.own.sequence, known)
+            let mut known = state.contiguous.join_into(state.position.serial());
+            known.retain(|run| run != self.incarnation && !state.in_doubt.contains(&run));
+            act(state.position.own.sequence, known)
         })
     }
 
-    /// All deliveries of the channel that whoever has this position has not, none older than `back_ms`. None where that cannot
-    /// be told.
-    pub fn missed(&self, key: &ChannelKey, position: &Serial, back_ms: u64) -> Option<Vec<Arc<Delivery>>> {
+    /// All deliveries of the channel that a client with this position lacks. None if that cannot be determined, or one is older than
+    /// `back_ms`.
+    pub fn missed_deliveries(
+        &self,
+        key: &ChannelKey,
+        position: &Serial,
+        back_ms: u64,
+    ) -> Option<Vec<Arc<MessageDelivery>>> {
         let channel = self.live(key)?;
         let state = channel.state.lock();
         match self.start(&state, position) {
-            Start::Live => Some(Vec::new()),
-            Start::Replay { after, .. } => {
-                let ring =
-                    state.ring.as_ref().filter(|ring| ring.age_ms(after.place, self.now_ms()) <= back_ms)?;
-                let mut missed = ring.after(after.place, usize::MAX);
-                missed.retain(|delivery| !delivery.is_covered(position));
+            ResumeStart::Live => Some(Vec::new()),
+            ResumeStart::Replay { after, .. } => {
+                let ring = state
+                    .replay_buffer
+                    .as_ref()
+                    .filter(|ring| ring.age_ms(after.offset, self.now_ms()) <= back_ms)?;
+                let mut missed = ring.after(after.offset, usize::MAX);
+                missed.retain(|delivery| !delivery.is_included_in(position));
                 Some(missed)
             }
-            Start::Unknown => None,
+            ResumeStart::Unknown => None,
         }
     }
 
-    pub(super) fn break_off(&self, channel: &Channel, state: &mut State) {
-        if let Some(ring) = &mut state.ring {
-            ring.restart(&state.mark);
+    pub(super) fn break_continuity(&self, channel: &Channel, state: &mut State) {
+        if let Some(ring) = &mut state.replay_buffer {
+            ring.restart(&state.position);
         }
-        self.tell_lost(channel, state);
+        self.report_loss(channel, state);
     }
 
-    /// Tells whoever is attached that something is missing of what they were to have.
-    pub(super) fn tell_lost(&self, channel: &Channel, state: &State) {
-        if !matches!(state.joining, Joining::Done) {
+    /// Reports a continuity loss to all attached clients.
+    pub(super) fn report_loss(&self, channel: &Channel, state: &State) {
+        if !matches!(state.attach_barrier, BarrierState::Passed) {
             return;
         }
         for (bit, target) in self.targets.iter().enumerate() {
             if state.targets & (1 << bit) != 0 {
-                target.lose(channel.number, &state.mark);
+                target.lose_continuity(channel.number, &state.position);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What the presence members of all channels take in memory, held against one bound of the node.
+//! Memory of the presence members of all channels, held against one bound of the node.
 
 use std::collections::HashMap;
 
@@ -6,41 +6,41 @@ use parking_lot::Mutex;
 
 use crate::model::{AccountId, ChannelKey, MemberData, MemberId};
 
-/// Of a member beside its texts: its places in the lists of its channel and of its connection, and its share of the
-/// channel that lives for it.
+/// Memory of a member beside its texts: its entries in the lists of its channel and of its connection, and its share of
+/// the channel that lives for it.
 const MEMBER_BYTES: usize = 1024;
 
-/// What one member takes, roughly.
+/// Memory of one member, roughly.
 pub(super) fn of_member(key: &ChannelKey, member: &MemberId, data: &MemberData) -> usize {
     let names = key.channel().len() + member.client_id.as_str().len();
     MEMBER_BYTES + names + data.as_ref().map_or(0, |data| data.get().len())
 }
 
 #[derive(Debug, Default)]
-pub(super) struct MemberBytes(Mutex<Held>);
+pub(super) struct MemberBytes(Mutex<HeldMemberBytes>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldMemberBytes {
     all: usize,
-    /// Only of those that have members.
+    /// Bytes for each account that has members.
     accounts: HashMap<AccountId, usize>,
 }
 
 impl MemberBytes {
-    /// Lets what took `former` bytes take `bytes` from now on, if there is room. An account has at most three quarters
-    /// of `bytes_max`, so that it leaves something to the others.
+    /// Replaces a reservation of `previous` bytes by one of `bytes`, if the budget allows it. One account gets at most
+    /// three quarters of `bytes_max`, so that others can enter too.
     pub(super) fn exchange(
         &self,
         account: &AccountId,
-        former: usize,
+        previous: usize,
         bytes: usize,
         bytes_max: usize,
     ) -> bool {
-        if bytes <= former {
-            self.give_back(account, former - bytes);
+        if bytes <= previous {
+            self.give_back(account, previous - bytes);
             return true;
         }
-        let more = bytes - former;
+        let more = bytes - previous;
         let mut held = self.0.lock();
         let of_account = more + held.accounts.get(account).copied().unwrap_or_default();
         if of_account > bytes_max / 4 * 3 || held.all + more > bytes_max {

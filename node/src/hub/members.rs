@@ -10,51 +10,51 @@ use super::presence::MemberEvent;
 use super::wire;
 use crate::model::{MemberData, MemberId, PresenceAction};
 
-/// Of the JSON text of one page.
+/// Bound of the JSON text of one page.
 const PAGE_BYTES_MAX: usize = 64 * 1024;
-/// Pages kept for the next newcomer, of one channel. Longer lists are encoded for each.
+/// Bound of the encoded pages that one channel keeps for the next client. Longer lists are encoded for each.
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
-/// What a member is known by beside its id.
+/// Data, time and event of a member, beside its id.
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct PresentMember {
     pub data: MemberData,
     pub timestamp_ms: u64,
-    /// Of the event that made it so, as this node counts them.
+    /// Number of the event that made the member so, in this node's count.
     pub sequence: u64,
 }
 
-/// What a change amounts to, given who is there.
+/// The effect of a change, given the present members.
 #[derive(Debug, Clone)]
-pub(super) enum Outcome {
-    /// The state is already so.
+pub(super) enum MemberChangeOutcome {
+    /// No effect: the member is already so.
     Nothing,
     Happens(PresenceAction, MemberData),
-    /// One member more than the channel may have.
+    /// Refused: the channel has as many members as it may have.
     Full,
 }
 
-/// One part of the member list, as a whole frame.
+/// One part of the member list, as a complete frame.
 #[derive(Debug, Clone)]
-pub struct Page {
+pub struct MemberPage {
     pub frame: Bytes,
-    /// The last member in it; none when the list ends with this page.
+    /// Last member of the page; none when the list ends with it.
     pub end: Option<MemberId>,
-    /// The last event that it covers.
+    /// Number of the last event that the page includes.
     pub sequence: u64,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Members {
-    list: BTreeMap<MemberId, Member>,
-    /// Of the last event.
+pub(super) struct ChannelMembers {
+    list: BTreeMap<MemberId, PresentMember>,
+    /// Number of the last event.
     sequence: u64,
-    /// Pages of the present state, by format and by the member before them.
-    pages: BTreeMap<(bool, Option<MemberId>), Page>,
+    /// Encoded pages of the present state, by format and by the member before them.
+    pages: BTreeMap<(bool, Option<MemberId>), MemberPage>,
     pages_bytes: usize,
 }
 
-impl Members {
+impl ChannelMembers {
     pub(super) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -63,38 +63,40 @@ impl Members {
         self.list.len()
     }
 
-    pub(super) fn get(&self, member: &MemberId) -> Option<&Member> {
+    pub(super) fn get(&self, member: &MemberId) -> Option<&PresentMember> {
         self.list.get(member)
     }
 
-    /// Those behind `after`, in their order.
+    /// The members after `after`, in their order.
     pub(super) fn behind<'a>(
         &'a self,
         after: Option<&'a MemberId>,
-    ) -> impl Iterator<Item = (&'a MemberId, &'a Member)> {
+    ) -> impl Iterator<Item = (&'a MemberId, &'a PresentMember)> {
         self.list.range((after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded))
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&MemberId, &PresentMember)> {
         self.list.iter()
     }
 
-    /// A leave without data carries what the member had last.
+    /// The effect of an action. A leave without data carries the member's last data.
     pub(super) fn outcome(
         &self,
         member: &MemberId,
         action: PresenceAction,
         data: &MemberData,
         members_max: usize,
-    ) -> Outcome {
+    ) -> MemberChangeOutcome {
         use PresenceAction::{Enter, Leave, Update};
         match (action, self.list.get(member)) {
-            (Leave, None) => Outcome::Nothing,
-            (Leave, Some(present)) => Outcome::Happens(Leave, data.clone().or_else(|| present.data.clone())),
-            (Enter | Update, None) if self.list.len() >= members_max => Outcome::Full,
-            (Enter | Update, None) => Outcome::Happens(Enter, data.clone()),
-            (Enter, Some(present)) if same(&present.data, data) => Outcome::Nothing,
-            (Enter | Update, Some(_)) => Outcome::Happens(Update, data.clone()),
+            (Leave, None) => MemberChangeOutcome::Nothing,
+            (Leave, Some(present)) => {
+                MemberChangeOutcome::Happens(Leave, data.clone().or_else(|| present.data.clone()))
+            }
+            (Enter | Update, None) if self.list.len() >= members_max => MemberChangeOutcome::Full,
+            (Enter | Update, None) => MemberChangeOutcome::Happens(Enter, data.clone()),
+            (Enter, Some(present)) if same(&present.data, data) => MemberChangeOutcome::Nothing,
+            (Enter | Update, Some(_)) => MemberChangeOutcome::Happens(Update, data.clone()),
         }
     }
 
@@ -106,18 +108,21 @@ impl Members {
             self.list.remove(&event.member);
             return;
         }
-        let member =
-            Member { data: event.data.clone(), timestamp_ms: event.timestamp_ms, sequence: event.sequence };
+        let member = PresentMember {
+            data: event.data.clone(),
+            timestamp_ms: event.timestamp_ms,
+            sequence: event.sequence,
+        };
         self.list.insert(event.member.clone(), member);
     }
 
-    /// A member of before the first event.
+    /// Adds a member that was present before the first event.
     pub(super) fn restore(&mut self, id: MemberId, data: MemberData, timestamp_ms: u64) {
-        self.list.insert(id, Member { data, timestamp_ms, sequence: 0 });
+        self.list.insert(id, PresentMember { data, timestamp_ms, sequence: 0 });
     }
 
-    /// The members behind `after`, as many as a page holds.
-    pub(super) fn page(&mut self, channel: &str, format: Format, after: Option<&MemberId>) -> Page {
+    /// The page of members after `after`.
+    pub(super) fn page(&mut self, channel: &str, format: Format, after: Option<&MemberId>) -> MemberPage {
         let place = (format == Format::Json, after.cloned());
         if let Some(page) = self.pages.get(&place) {
             return page.clone();
@@ -130,7 +135,7 @@ impl Members {
         page
     }
 
-    fn encode(&self, channel: &str, format: Format, after: Option<&MemberId>) -> Page {
+    fn encode(&self, channel: &str, format: Format, after: Option<&MemberId>) -> MemberPage {
         let (mut end, mut more) = (None, false);
         let frame = wire::encoded(format, 1024, |buffer| {
             let mut text = SyncPage::begin(buffer, channel, PAGE_BYTES_MAX);
@@ -149,11 +154,11 @@ impl Members {
             }
             text.end(more)
         });
-        Page { frame, end: end.filter(|_| more).cloned(), sequence: self.sequence }
+        MemberPage { frame, end: end.filter(|_| more).cloned(), sequence: self.sequence }
     }
 }
 
-/// Equal as texts: the same value spelled otherwise counts as another.
+/// Whether two data are equal as texts: another spelling of the same value counts as different.
 pub(super) fn same(a: &MemberData, b: &MemberData) -> bool {
     a.as_ref().map(|data| data.get()) == b.as_ref().map(|data| data.get())
 }

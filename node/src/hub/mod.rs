@@ -1,42 +1,42 @@
-//! This node's channels: who numbers, who listens, and the frame that each publish becomes.
+//! Channels of this node: numbering, subscribers, and the encoding of each publish as a frame.
 
-mod batches;
-mod budget;
+mod batch_interval;
+mod channel_position;
 mod channels;
+mod contiguous;
 mod delivery;
-mod few;
-mod former;
-mod from_store;
-mod hand_over;
+mod handoff;
 mod inbox;
+mod incarnation_set;
 mod interest;
-mod mark;
 mod member_bytes;
+mod member_sync;
 mod members;
 mod outbox;
 mod presence;
-mod presence_elsewhere;
+mod remote_members;
+mod replay_budget;
+mod replay_buffer;
 mod resume;
-mod ring;
+mod retired;
 mod roster;
+mod store_backfill;
 mod subscribers;
 mod sweep;
-mod sync;
 #[cfg(test)]
 mod tests;
-mod whole;
 pub mod wire;
 
+pub use channel_position::{ChannelPosition, LocalOffset};
 pub use channels::{Channel, DeliveryTarget, Hub, Numbering};
-pub use delivery::{Content, Delivery};
-pub use hand_over::HandedOver;
+pub use delivery::{DeliveryContent, MessageDelivery};
+pub use handoff::ReplayHandoff;
 pub use inbox::Inbox;
-pub use interest::{Interest, Joins, Waiter};
-pub use mark::{Mark, Spot};
-pub use members::{Member, Page};
-pub use outbox::{Begun, Flush, Outbox};
-pub use presence::{Change, MemberEvent, PresenceDelivery, PresenceRefused};
-pub use resume::{Joined, Pulled, Recent, RecentAfter, Refill, Start};
-pub use roster::{Digests, PARTS, channel_number, is_in};
+pub use interest::{AnnounceResult, AttachWaiter, InterestAnnouncer};
+pub use member_sync::{MemberSync, SyncVerdict};
+pub use members::{MemberPage, PresentMember};
+pub use outbox::{Flush, PriorWrite, SocketOutbox};
+pub use presence::{MemberEvent, PresenceChange, PresenceDelivery, PresenceRefusal};
+pub use resume::{AgedReplayStart, AttachResult, ChannelBackfill, ReplayPage, ResumeStart, RewindStart};
+pub use roster::{PARTS, PresenceDigests, channel_number, is_in};
 pub use subscribers::{PresenceMode, Subscriber, Subscribers};
-pub use sync::{Sync, Verdict};

@@ -10,68 +10,68 @@ const SLICES_MAX: usize = 64;
 /// Slots kept by an empty outbox.
 const IDLE_SLOTS: usize = 4;
 
-/// A queue of shared frames. Bounded by its owner, which closes the connection as a slow consumer
-/// when [`Outbox::live_bytes`] passes the limit.
+/// A queue of shared frames. Its owner bounds it: the connection closes as a slow consumer when
+/// [`SocketOutbox::live_bytes`] passes the limit.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct SocketOutbox {
     frames: VecDeque<Bytes>,
     bytes: usize,
-    /// Of the first frame, what the socket has taken.
+    /// Bytes of the first frame that the socket has taken.
     written: usize,
-    /// Of answers since the last one that is still here was pushed behind them all, and where it ends.
+    /// Bytes of the waiting answers, and the total at which the last of them ends.
     answers: usize,
     answers_end: u64,
-    /// Everything that the socket ever took, in bytes.
+    /// Total bytes that the socket has taken.
     taken: u64,
-    /// What was last pulled for this connection alone, in bytes.
+    /// Bytes of the last replay page, pulled for this connection alone.
     replayed: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Flush {
     Drained,
-    /// The socket is full; `progress` says whether it took anything.
+    /// The socket is full; `progress`: it took at least one byte.
     Blocked {
         progress: bool,
     },
 }
 
-/// What became of a write of [`Outbox::slices`] that somebody else made.
+/// Result of a write of [`SocketOutbox::slices`] that another caller made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Begun {
-    /// There was none, or it failed and nothing was taken.
+pub enum PriorWrite {
+    /// No write, or it failed before any byte.
     Nothing,
     Took(usize),
-    /// The socket is full, and nothing was taken.
+    /// The socket is full and took nothing.
     Full,
 }
 
-impl Outbox {
+impl SocketOutbox {
     pub fn push(&mut self, frame: Bytes) {
         self.bytes += frame.len();
         self.frames.push_back(frame);
     }
 
-    /// Pushes what the client has asked for, as opposed to what it is attached to.
+    /// Queues an answer to a request of the client, as opposed to a delivery.
     pub fn push_answer(&mut self, frame: Bytes) {
         self.answers = self.answers() + frame.len();
         self.push(frame);
         self.answers_end = self.taken + self.bytes as u64;
     }
 
-    /// Pushes what was pulled because little waited here: it does not count as live.
+    /// Queues a replay page, pulled because little was waiting: it does not count as live.
     pub fn push_replay(&mut self, frames: impl Iterator<Item = Bytes>) {
         let before = self.bytes;
         frames.for_each(|frame| self.push(frame));
         self.replayed = self.bytes - before;
     }
 
-    /// What waits, but for what was pulled last.
+    /// Waiting bytes without the last replay page.
     pub fn live_bytes(&self) -> usize {
         self.bytes.saturating_sub(self.replayed)
     }
 
-    /// Bytes of answers that the client has not taken; counted down only when the last of them is taken.
+    /// Bytes of answers that the client has not taken; reset only when the last of them is taken.
     pub fn answers(&self) -> usize {
         if self.taken < self.answers_end { self.answers } else { 0 }
     }
@@ -84,14 +84,14 @@ impl Outbox {
         self.frames.is_empty()
     }
 
-    /// Drops what has not been begun, so that an ending can still be said.
-    pub fn keep_begun(&mut self) {
+    /// Drops all frames but a partly written one, so that a closing frame can still be sent.
+    pub fn keep_partial_frame(&mut self) {
         self.frames.truncate(usize::from(self.written > 0));
         self.bytes = self.frames.front().map_or(0, |frame| frame.len() - self.written);
         (self.answers, self.answers_end, self.replayed) = (0, self.taken, 0);
     }
 
-    /// What one write takes.
+    /// The slices of one vectored write.
     pub fn slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let mut skip = self.written;
         let frames = self.frames.iter().take(SLICES_MAX);
@@ -102,26 +102,26 @@ impl Outbox {
         self.frames.len().min(SLICES_MAX)
     }
 
-    /// Never gives back what a write that nobody knows the end of may still read.
+    /// Leaks the frames, which an unfinished write of the kernel may still read.
     pub fn leak(&mut self) {
         std::mem::forget(std::mem::take(self));
     }
 
-    /// Writes until the queue is empty and what the socket keeps of it is flushed, or the socket is full.
+    /// Writes and flushes until the queue is empty or the socket is full.
     pub fn flush(&mut self, socket: &mut impl io::Write) -> io::Result<Flush> {
-        self.flush_begun(Begun::Nothing, socket)
+        self.flush_after(PriorWrite::Nothing, socket)
     }
 
-    /// The same where the first write was made already.
-    pub fn flush_begun(&mut self, begun: Begun, socket: &mut impl io::Write) -> io::Result<Flush> {
+    /// Flushes after a first write that was made already.
+    pub fn flush_after(&mut self, begun: PriorWrite, socket: &mut impl io::Write) -> io::Result<Flush> {
         let mut progress = false;
         match begun {
-            Begun::Nothing => {}
-            Begun::Took(taken) => {
+            PriorWrite::Nothing => {}
+            PriorWrite::Took(taken) => {
                 progress = true;
                 self.advance(taken);
             }
-            Begun::Full => return Ok(Flush::Blocked { progress }),
+            PriorWrite::Full => return Ok(Flush::Blocked { progress }),
         }
         while let Some(first) = self.frames.front() {
             let result = if self.frames.len() == 1 {
@@ -180,13 +180,13 @@ impl Outbox {
 mod tests {
     use super::*;
 
-    /// Takes `room` bytes, then is full.
-    struct Socket {
+    /// A socket that takes `room` bytes and then is full.
+    struct BoundedTestSocket {
         taken: Vec<u8>,
         room: usize,
     }
 
-    impl io::Write for Socket {
+    impl io::Write for BoundedTestSocket {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let count = bytes.len().min(self.room);
             if count == 0 {
@@ -206,8 +206,8 @@ mod tests {
         }
     }
 
-    fn outbox(frames: usize) -> (Outbox, Vec<u8>) {
-        let mut outbox = Outbox::default();
+    fn outbox(frames: usize) -> (SocketOutbox, Vec<u8>) {
+        let mut outbox = SocketOutbox::default();
         let mut all = Vec::new();
         for number in 0..frames {
             let frame = format!("frame {number};").into_bytes();
@@ -221,7 +221,7 @@ mod tests {
     fn every_split_of_the_stream_arrives_whole() {
         for room in 0..120 {
             let (mut outbox, all) = outbox(10);
-            let mut socket = Socket { taken: Vec::new(), room };
+            let mut socket = BoundedTestSocket { taken: Vec::new(), room };
             let first = outbox.flush(&mut socket).expect("this socket never fails");
             assert_eq!(first == Flush::Drained, all.len() <= room);
             assert_eq!(outbox.bytes(), all.len() - socket.taken.len());
@@ -232,29 +232,29 @@ mod tests {
     }
 
     #[test]
-    fn outbox_continues_a_flush_begun_elsewhere() {
+    fn outbox_continues_a_flush_that_io_uring_began() {
         for taken in 1..=80 {
             let (mut outbox, all) = outbox(10);
             let slices: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
             assert_eq!(slices, all);
-            let mut socket = Socket { taken: slices[..taken].to_vec(), room: 20 };
+            let mut socket = BoundedTestSocket { taken: slices[..taken].to_vec(), room: 20 };
             let flushed =
-                outbox.flush_begun(Begun::Took(taken), &mut socket).expect("this socket never fails");
+                outbox.flush_after(PriorWrite::Took(taken), &mut socket).expect("this socket never fails");
             let drained = all.len() <= taken + 20;
             assert_eq!(flushed, if drained { Flush::Drained } else { Flush::Blocked { progress: true } });
             let rest: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
             assert_eq!([socket.taken, rest].concat(), all);
         }
         let (mut outbox, all) = outbox(10);
-        let mut socket = Socket { taken: Vec::new(), room: 20 };
-        let flushed = outbox.flush_begun(Begun::Full, &mut socket).expect("this socket never fails");
+        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 20 };
+        let flushed = outbox.flush_after(PriorWrite::Full, &mut socket).expect("this socket never fails");
         assert_eq!((flushed, outbox.bytes()), (Flush::Blocked { progress: false }, all.len()));
     }
 
     #[test]
     fn more_frames_than_one_write_takes() {
         let (mut outbox, all) = outbox(3 * SLICES_MAX + 1);
-        let mut socket = Socket { taken: Vec::new(), room: usize::MAX };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), room: usize::MAX };
         assert_eq!(outbox.flush(&mut socket).expect("this socket never fails"), Flush::Drained);
         assert_eq!(socket.taken, all);
     }
@@ -264,7 +264,7 @@ mod tests {
         let (mut outbox, _) = outbox(1);
         outbox.push_answer(Bytes::from_static(b"answer"));
         outbox.push(Bytes::from_static(b"live"));
-        let mut socket = Socket { taken: Vec::new(), room: 13 };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 13 };
         outbox.flush(&mut socket).expect("this socket never fails");
         assert_eq!(outbox.answers(), 6);
         socket.room = 2;
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!((outbox.bytes(), outbox.live_bytes()), (17, 8));
         outbox.push(Bytes::from_static(b"live"));
         assert_eq!(outbox.live_bytes(), 12);
-        let mut socket = Socket { taken: Vec::new(), room: usize::MAX };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), room: usize::MAX };
         outbox.flush(&mut socket).expect("this socket never fails");
         outbox.push(Bytes::from_static(b"live"));
         assert_eq!(outbox.live_bytes(), 4);
@@ -290,9 +290,9 @@ mod tests {
     #[test]
     fn an_ending_follows_the_frame_that_was_begun() {
         let (mut outbox, _) = outbox(3);
-        let mut socket = Socket { taken: Vec::new(), room: 4 };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 4 };
         outbox.flush(&mut socket).expect("this socket never fails");
-        outbox.keep_begun();
+        outbox.keep_partial_frame();
         outbox.push(Bytes::from_static(b"end"));
         socket.room = usize::MAX;
         outbox.flush(&mut socket).expect("this socket never fails");

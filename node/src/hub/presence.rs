@@ -1,4 +1,4 @@
-//! Who is present on channels: changes that are made here, under the channel's lock, and all events to subscribers.
+//! Presence on channels: changes that are made here, under the channel's lock, and all events to subscribers.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -8,17 +8,17 @@ use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, PresenceOut};
 use fanfare_proto::serial::Serial;
 
+use super::channel_position::ChannelPosition;
 use super::channels::{Channel, Hub, State};
-use super::mark::Mark;
 use super::member_bytes::of_member;
-use super::members::{Member, Members, Outcome, Page};
+use super::members::{ChannelMembers, MemberChangeOutcome, MemberPage, PresentMember};
 use super::wire;
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Digest, FormerMember, Limits, MemberData,
-    MemberId, Owner, PresenceAction, PresenceEvent, PresenceStamp,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Digest, Limits, MemberData, MemberId,
+    PresenceAction, PresenceEvent, PresenceStamp, RestoredMember, SessionOwner,
 };
 
-/// A change of a member, on whatever node it entered, as this node counts them.
+/// A change of a member at any node, numbered by this node.
 #[derive(Debug, Clone)]
 pub struct MemberEvent {
     pub key: ChannelKey,
@@ -26,7 +26,7 @@ pub struct MemberEvent {
     pub action: PresenceAction,
     pub data: MemberData,
     pub timestamp_ms: u64,
-    /// Counted apart from messages, rising within a channel.
+    /// Number of the event, apart from messages, rising within a channel.
     pub sequence: u64,
 }
 
@@ -38,25 +38,25 @@ impl From<&PresenceEvent> for MemberEvent {
     }
 }
 
-/// A presence event on its way to subscribers, with the channel number that shards know it by.
+/// A presence event for subscribers, with the channel number of the shards.
 #[derive(Debug)]
 pub struct PresenceDelivery {
     pub channel: u64,
     pub event: MemberEvent,
-    /// Where the channel stood when it happened.
-    mark: Mark,
+    /// Position of the channel at the event.
+    position: ChannelPosition,
     json: OnceLock<Bytes>,
     msgpack: OnceLock<Bytes>,
 }
 
 impl PresenceDelivery {
-    fn new(channel: u64, mark: Mark, event: MemberEvent) -> Self {
-        Self { channel, event, mark, json: OnceLock::new(), msgpack: OnceLock::new() }
+    fn new(channel: u64, position: ChannelPosition, event: MemberEvent) -> Self {
+        Self { channel, event, position, json: OnceLock::new(), msgpack: OnceLock::new() }
     }
 
-    /// The place of the last message before it.
-    pub fn place(&self) -> u64 {
-        self.mark.place
+    /// Local offset of the last message before the event.
+    pub fn offset(&self) -> u64 {
+        self.position.offset
     }
 
     /// Memory that an undelivered frame holds, roughly.
@@ -64,16 +64,16 @@ impl PresenceDelivery {
         256 + self.event.data.as_ref().map_or(0, |data| data.get().len())
     }
 
-    /// For who has all messages that the channel had handed on.
+    /// The frame for a client that has every message the channel delivered before.
     pub fn frame(&self, format: Format) -> Bytes {
         let kept = match format {
             Format::Json => &self.json,
             Format::MsgPack => &self.msgpack,
         };
-        kept.get_or_init(|| self.frame_at(format, &self.mark.serial())).clone()
+        kept.get_or_init(|| self.frame_at(format, &self.position.serial())).clone()
     }
 
-    /// For who has all messages up to `position`.
+    /// The frame for a client that has every message up to `position`.
     pub fn frame_at(&self, format: Format, position: &Serial) -> Bytes {
         wire::encoded(format, self.bytes(), |mut out| {
             self.write(&position.to_string(), &mut out);
@@ -94,25 +94,25 @@ impl PresenceDelivery {
     }
 }
 
-/// What a connection wants to be on a channel.
+/// A change that a connection asks for on a channel.
 #[derive(Debug, Clone)]
-pub struct Change {
+pub struct PresenceChange {
     pub member: MemberId,
-    /// Of the connection; one of a former epoch changes nothing.
+    /// Epoch of the connection; a change of an earlier epoch has no effect.
     pub epoch: u64,
     pub action: PresenceAction,
     pub data: MemberData,
 }
 
-/// A bound was reached; nothing was changed. That of the node may be the part of it that an account may have.
+/// A reached bound; nothing was changed. The node's bound may be the share of it that one account may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PresenceRefused {
+pub enum PresenceRefusal {
     Channel { members_max: usize },
     Connection { members_max: usize },
     Node { bytes_max: usize },
 }
 
-impl fmt::Display for PresenceRefused {
+impl fmt::Display for PresenceRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Channel { members_max } => {
@@ -128,61 +128,62 @@ impl fmt::Display for PresenceRefused {
     }
 }
 
-impl std::error::Error for PresenceRefused {}
+impl std::error::Error for PresenceRefusal {}
 
 impl Hub {
-    /// Carries out a change and hands the event that `build` makes of it to every target with interest.
+    /// Applies a change and delivers the event that `build` makes of it to every target with subscribers.
     ///
-    /// `build` runs under the channel's lock, so whatever it queues stands in the order of the numbers. It does not run
-    /// when the state is already as wanted.
+    /// `build` runs under the channel's lock, so everything that it queues is in the order of the numbers. It does not
+    /// run when the member is already in that state.
     pub fn present(
         &self,
         key: &ChannelKey,
-        change: Change,
+        change: PresenceChange,
         limits: &Limits,
         build: impl FnOnce(PresenceAction, MemberData, PresenceStamp) -> Arc<PresenceEvent>,
-    ) -> Result<(), PresenceRefused> {
-        let Change { member, epoch, action, data } = change;
+    ) -> Result<(), PresenceRefusal> {
+        let PresenceChange { member, epoch, action, data } = change;
         let connection_id = member.connection_id;
-        let owner = Owner { epoch, incarnation: self.incarnation };
+        let owner = SessionOwner { epoch, incarnation: self.incarnation };
         self.with_channel(key, |channel, state| {
             if self.roster.owner(connection_id).is_some_and(|present| present > owner) {
                 return Ok(());
             }
-            let none = Members::default();
+            let none = ChannelMembers::default();
             let members = state.members.as_deref().unwrap_or(&none);
             let (action, data) = match members.outcome(&member, action, &data, limits.presence_members) {
-                Outcome::Nothing => return Ok(()),
-                Outcome::Full => {
-                    return Err(PresenceRefused::Channel { members_max: limits.presence_members });
+                MemberChangeOutcome::Nothing => return Ok(()),
+                MemberChangeOutcome::Full => {
+                    return Err(PresenceRefusal::Channel { members_max: limits.presence_members });
                 }
-                Outcome::Happens(action, data) => (action, data),
+                MemberChangeOutcome::Happens(action, data) => (action, data),
             };
             let members_max = limits.presence_connection_members;
             if action == PresenceAction::Enter && self.roster.count(connection_id) >= members_max {
-                return Err(PresenceRefused::Connection { members_max });
+                return Err(PresenceRefusal::Connection { members_max });
             }
             let bytes_max = limits.presence_bytes;
             if action != PresenceAction::Leave {
-                let former = members.get(&member).map_or(0, |former| of_member(key, &member, &former.data));
+                let previous =
+                    members.get(&member).map_or(0, |previous| of_member(key, &member, &previous.data));
                 let bytes = of_member(key, &member, &data);
-                if !self.member_bytes.exchange(key.account(), former, bytes, bytes_max) {
-                    return Err(PresenceRefused::Node { bytes_max });
+                if !self.member_bytes.exchange(key.account(), previous, bytes, bytes_max) {
+                    return Err(PresenceRefusal::Node { bytes_max });
                 }
             }
             let event = build(action, data, self.presence_stamp(channel.key(), state));
-            self.happened(channel, state, owner, MemberEvent::from(&*event));
+            self.apply_and_deliver(channel, state, owner, MemberEvent::from(&*event));
             Ok(())
         })
     }
 
-    /// Takes a member out, if it still is what it was when its connection went: of this owner, and not changed since
-    /// the event of that number.
-    pub fn depart(
+    /// Removes a member of a lost connection, if it still has this owner and was not changed after the event of that
+    /// number.
+    pub fn remove_lost_member(
         &self,
         key: &ChannelKey,
         member: MemberId,
-        owner: Owner,
+        owner: SessionOwner,
         up_to_sequence: u64,
         build: impl FnOnce(PresenceAction, MemberData, PresenceStamp) -> Arc<PresenceEvent>,
     ) {
@@ -197,19 +198,19 @@ impl Hub {
             }
             let data = present.data.clone();
             let event = build(PresenceAction::Leave, data, self.presence_stamp(channel.key(), state));
-            self.happened(channel, state, owner, MemberEvent::from(&*event));
+            self.apply_and_deliver(channel, state, owner, MemberEvent::from(&*event));
         });
     }
 
-    /// Puts a member back who was present before this run. Nobody is told, since it never left. To be called before
-    /// anybody is attached.
-    pub fn restore(&self, former: FormerMember) {
-        let FormerMember { key, member, epoch, data, timestamp_ms } = former;
-        let owner = Owner { epoch, incarnation: self.incarnation };
+    /// Restores a member that was present before this incarnation, without an event, since it never left. To be called
+    /// before the first attach.
+    pub fn restore(&self, restored: RestoredMember) {
+        let RestoredMember { key, member, epoch, data, timestamp_ms } = restored;
+        let owner = SessionOwner { epoch, incarnation: self.incarnation };
         self.with_channel(&key, |_, state| {
             self.enroll(&key, &member, owner, &data, timestamp_ms);
             let bytes = of_member(&key, &member, &data);
-            // It had its room in the run before, under whatever bound.
+            // The member was admitted by the incarnation before, under whatever bound.
             self.member_bytes.exchange(key.account(), 0, bytes, usize::MAX);
             let members = state.members.get_or_insert_default();
             members.restore(member, data, timestamp_ms);
@@ -221,7 +222,7 @@ impl Hub {
             timestamp_ms: self.clock.stamp_ms(key),
             incarnation: self.incarnation,
             sequence: self.next_presence_sequence(),
-            position: state.mark.own,
+            position: state.position.own,
         }
     }
 
@@ -229,13 +230,19 @@ impl Hub {
         self.presence_sequence.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    /// What the members come to by this change, and who is told; the bytes of who enters or changes are taken by then.
-    pub(super) fn happened(&self, channel: &Channel, state: &mut State, owner: Owner, event: MemberEvent) {
-        self.change(channel.key(), state, owner, &event);
+    /// Applies a change and delivers its event; memory for the member is reserved by then.
+    pub(super) fn apply_and_deliver(
+        &self,
+        channel: &Channel,
+        state: &mut State,
+        owner: SessionOwner,
+        event: MemberEvent,
+    ) {
+        self.apply_silently(channel.key(), state, owner, &event);
         if state.targets == 0 {
             return;
         }
-        let delivery = Arc::new(PresenceDelivery::new(channel.number, state.mark.clone(), event));
+        let delivery = Arc::new(PresenceDelivery::new(channel.number, state.position.clone(), event));
         for (bit, target) in self.targets.iter().enumerate() {
             if state.targets & (1 << bit) != 0 {
                 target.deliver_presence(Arc::clone(&delivery));
@@ -243,13 +250,19 @@ impl Hub {
         }
     }
 
-    /// The same, and nobody is told.
-    pub(super) fn change(&self, key: &ChannelKey, state: &mut State, owner: Owner, event: &MemberEvent) {
+    /// Applies a change without an event.
+    pub(super) fn apply_silently(
+        &self,
+        key: &ChannelKey,
+        state: &mut State,
+        owner: SessionOwner,
+        event: &MemberEvent,
+    ) {
         let members = state.members.get_or_insert_default();
         let MemberEvent { member, data, timestamp_ms, .. } = event;
         if event.action == PresenceAction::Leave {
-            if let Some(former) = members.get(member) {
-                self.member_bytes.give_back(key.account(), of_member(key, member, &former.data));
+            if let Some(previous) = members.get(member) {
+                self.member_bytes.give_back(key.account(), of_member(key, member, &previous.data));
             }
             self.roster.remove(member.connection_id, key, &member.client_id);
         } else {
@@ -265,7 +278,7 @@ impl Hub {
         &self,
         key: &ChannelKey,
         member: &MemberId,
-        owner: Owner,
+        owner: SessionOwner,
         data: &MemberData,
         timestamp_ms: u64,
     ) {
@@ -284,57 +297,57 @@ impl Hub {
         self.roster.put(*connection_id, owner, self.presence_sequence(), place, digest);
     }
 
-    /// Whether there are members, and the number of the last event that the answer covers. Events after it come to
-    /// the target that is attached by then.
-    pub fn presence_mark(&self, channel: &Channel) -> (bool, u64) {
+    /// Whether the channel has members, and the number of the last event. Later events reach every target attached by
+    /// then.
+    pub fn presence_state(&self, channel: &Channel) -> (bool, u64) {
         let state = channel.state.lock();
         (state.members.is_some(), self.presence_sequence.load(Ordering::SeqCst))
     }
 
-    /// The page of the member list that begins behind `after`.
-    pub fn presence_page(&self, channel: &Channel, format: Format, after: Option<&MemberId>) -> Page {
+    /// The page of the member list that begins after `after`.
+    pub fn presence_page(&self, channel: &Channel, format: Format, after: Option<&MemberId>) -> MemberPage {
         let mut state = channel.state.lock();
         match &mut state.members {
             Some(members) => members.page(channel.key().channel(), format, after),
             None => {
-                let page = Members::default().page(channel.key().channel(), format, after);
-                Page { sequence: self.presence_sequence.load(Ordering::SeqCst), ..page }
+                let page = ChannelMembers::default().page(channel.key().channel(), format, after);
+                MemberPage { sequence: self.presence_sequence.load(Ordering::SeqCst), ..page }
             }
         }
     }
 
-    /// All members as they are now. Their data is shared, not copied.
-    pub fn members(&self, key: &ChannelKey) -> Vec<(MemberId, Member)> {
+    /// All present members. Their data is shared, not copied.
+    pub fn members(&self, key: &ChannelKey) -> Vec<(MemberId, PresentMember)> {
         let Some(channel) = self.live(key) else { return Vec::new() };
         let state = channel.state.lock();
         let members = state.members.iter().flat_map(|members| members.iter());
         members.map(|(id, member)| (id.clone(), member.clone())).collect()
     }
 
-    /// How many members there are now.
+    /// The number of present members.
     pub fn member_count(&self, key: &ChannelKey) -> usize {
         let Some(channel) = self.live(key) else { return 0 };
         let state = channel.state.lock();
         state.members.as_ref().map_or(0, |members| members.len())
     }
 
-    /// The account's channels with members whose connections are of this run, and how many.
-    pub fn crowded(&self, account: &AccountId) -> Vec<(ChannelName, usize)> {
-        self.roster.crowded(account)
+    /// The account's channels that have members with connections of this incarnation, and their number.
+    pub fn channel_member_counts(&self, account: &AccountId) -> Vec<(ChannelName, usize)> {
+        self.roster.channel_member_counts(account)
     }
 
-    /// The number of the last presence event so far.
+    /// The number of the last presence event.
     pub fn presence_sequence(&self) -> u64 {
         self.presence_sequence.load(Ordering::SeqCst)
     }
 
-    /// Of a connection with members.
-    pub fn presence_owner(&self, connection_id: ConnectionId) -> Option<Owner> {
+    /// The owner of a connection that has members.
+    pub fn presence_owner(&self, connection_id: ConnectionId) -> Option<SessionOwner> {
         self.roster.owner(connection_id)
     }
 
-    /// From now on only what this owner says of the connection's members counts, or a greater one.
-    pub fn take_over_presence(&self, connection_id: ConnectionId, owner: Owner) {
+    /// Accepts changes of the connection's members only of this owner or a greater one from now on.
+    pub fn take_over_presence(&self, connection_id: ConnectionId, owner: SessionOwner) {
         self.roster.take_over(connection_id, owner, self.next_presence_sequence());
     }
 
@@ -342,8 +355,8 @@ impl Hub {
         self.roster.members(connection_id)
     }
 
-    /// Whether the connection has a member on a channel of which `wanted` holds.
-    pub fn has_member(&self, connection_id: ConnectionId, wanted: impl Fn(&ChannelKey) -> bool) -> bool {
-        self.roster.any(connection_id, wanted)
+    /// Whether the connection has a member on a channel for which `is_match` holds.
+    pub fn has_member(&self, connection_id: ConnectionId, is_match: impl Fn(&ChannelKey) -> bool) -> bool {
+        self.roster.any(connection_id, is_match)
     }
 }

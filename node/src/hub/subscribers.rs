@@ -1,4 +1,4 @@
-//! Who listens to a channel within one shard.
+//! The subscribers of channels within one shard.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,58 +6,58 @@ use std::sync::Arc;
 use super::channels::Channel;
 use crate::model::AttachedCount;
 
-/// What an attached connection gets of a channel's presence.
+/// The presence events that an attached connection gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PresenceMode {
     #[default]
     Off,
-    /// Each event with a number above this one.
+    /// Events with a number above this one.
     After(u64),
-    /// The member list is on its way, and the connection's [`Sync`](super::Sync) judges each event.
+    /// The member list is being sent, and the connection's [`MemberSync`](super::MemberSync) judges each event.
     Syncing,
 }
 
 /// One attached connection of the shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscriber {
-    /// The connection's place in the shard.
+    /// Slot of the connection in the shard.
     pub slot: u32,
     pub messages: bool,
-    /// Its credential may publish on the channel.
+    /// The credential may publish on the channel.
     pub publishes: bool,
     pub presence: PresenceMode,
-    /// The place up to which it already has everything; only what stands behind it is delivered.
-    pub after_place: u64,
+    /// Offset up to which the connection has everything; only later messages are delivered.
+    pub after_offset: u64,
 }
 
 impl Subscriber {
-    /// For who is given what it missed, apart from what is delivered meanwhile.
+    /// Offset of a connection that replays missed messages and takes no deliveries meanwhile.
     pub const IN_REPLAY: u64 = u64::MAX;
 
-    /// Of messages alone, until it is told otherwise.
-    pub fn new(slot: u32, after_place: u64) -> Self {
-        Self { slot, messages: true, publishes: false, presence: PresenceMode::Off, after_place }
+    /// A subscriber of messages, without presence.
+    pub fn new(slot: u32, after_offset: u64) -> Self {
+        Self { slot, messages: true, publishes: false, presence: PresenceMode::Off, after_offset }
     }
 }
 
-/// Channel number → subscribers, for the shard that owns it.
+/// Subscribers of a shard by channel number.
 #[derive(Debug, Default)]
 pub struct Subscribers {
-    channels: HashMap<u64, Local>,
+    channels: HashMap<u64, LocalSubscribers>,
 }
 
 #[derive(Debug)]
-struct Local {
+struct LocalSubscribers {
     channel: Arc<Channel>,
     subscribers: Vec<Subscriber>,
-    /// Of the subscribers, so that nobody who asks has them counted.
+    /// Counts of the subscribers, kept so that a query need not visit them.
     taking_messages: u32,
     publishing: u32,
-    /// Up to here every delivery has been handed to the subscribers.
+    /// Offset up to which every delivery has been handed to the subscribers.
     delivered: u64,
 }
 
-impl Local {
+impl LocalSubscribers {
     fn count(&mut self, subscriber: &Subscriber) {
         self.taking_messages += u32::from(subscriber.messages);
         self.publishing += u32::from(subscriber.publishes);
@@ -71,7 +71,7 @@ impl Local {
 
 impl Subscribers {
     pub fn add(&mut self, channel: &Arc<Channel>, subscriber: Subscriber) {
-        let local = self.channels.entry(channel.number()).or_insert_with(|| Local {
+        let local = self.channels.entry(channel.number()).or_insert_with(|| LocalSubscribers {
             channel: Arc::clone(channel),
             subscribers: Vec::with_capacity(1),
             taking_messages: 0,
@@ -82,23 +82,23 @@ impl Subscribers {
         local.subscribers.push(subscriber);
     }
 
-    /// All of a channel, whatever they get of it.
+    /// The counts of a channel's subscribers, of messages or not.
     pub fn count(&self, channel: u64) -> AttachedCount {
-        let count = |local: &Local| AttachedCount {
+        let count = |local: &LocalSubscribers| AttachedCount {
             connections: local.subscribers.len() as u64,
             publishers: local.publishing.into(),
             subscribers: local.taking_messages.into(),
-            is_told: false,
+            is_announced: false,
         };
         self.channels.get(&channel).map(count).unwrap_or_default()
     }
 
-    /// The slot has all up to `place` and takes part in deliveries from there on.
+    /// Starts live delivery to a slot that has everything up to the offset.
     pub fn go_live(&mut self, channel: u64, slot: u32, place: u64) {
-        self.set(channel, slot, |own| own.after_place = place);
+        self.set(channel, slot, |own| own.after_offset = place);
     }
 
-    /// Changes what the slot gets.
+    /// Changes a slot's subscription.
     pub fn set(&mut self, channel: u64, slot: u32, set: impl FnOnce(&mut Subscriber)) {
         let Some(local) = self.channels.get_mut(&channel) else { return };
         if let Some(own) = local.subscribers.iter_mut().find(|own| own.slot == slot) {
@@ -114,14 +114,14 @@ impl Subscribers {
         self.channels.get(&channel).map(|local| &local.channel)
     }
 
-    /// All of a channel, whatever they get of it, and the place of the last message that was handed to them. Only what they get of its
-    /// presence may be changed: the rest is counted by [`Self::set`].
+    /// All subscribers of a channel, and the offset of the last message handed to them. Callers may change only the presence mode:
+    /// [`Self::set`] keeps the counts of the rest.
     pub fn all_mut(&mut self, channel: u64) -> Option<(&Channel, &mut [Subscriber], u64)> {
-        let Local { channel, subscribers, delivered, .. } = self.channels.get_mut(&channel)?;
+        let LocalSubscribers { channel, subscribers, delivered, .. } = self.channels.get_mut(&channel)?;
         Some((channel, subscribers, *delivered))
     }
 
-    /// Removes the slot; the channel comes back when it was the last one here.
+    /// Removes the slot; returns the channel when it was the last one here.
     pub fn remove(&mut self, channel: u64, slot: u32) -> Option<Arc<Channel>> {
         let local = self.channels.get_mut(&channel)?;
         let place = local.subscribers.iter().position(|subscriber| subscriber.slot == slot)?;
@@ -133,7 +133,7 @@ impl Subscribers {
         self.channels.remove(&channel).map(|local| local.channel)
     }
 
-    /// Those who may get a delivery that ends at `place`.
+    /// The subscribers to check for a delivery that ends at the offset.
     pub fn deliver(&mut self, channel: u64, place: u64) -> &[Subscriber] {
         match self.channels.get_mut(&channel) {
             Some(local) => {
@@ -144,11 +144,11 @@ impl Subscribers {
         }
     }
 
-    /// What a subscriber has been handed: the place before the first frame that follows.
-    pub fn position(&self, channel: u64, slot: u32) -> Option<u64> {
+    /// The offset before the first frame that a subscriber gets next.
+    pub fn delivered_offset(&self, channel: u64, slot: u32) -> Option<u64> {
         let local = self.channels.get(&channel)?;
         let own = local.subscribers.iter().find(|subscriber| subscriber.slot == slot)?;
-        Some(own.after_place.max(local.delivered))
+        Some(own.after_offset.max(local.delivered))
     }
 }
 
@@ -168,7 +168,7 @@ mod tests {
             connections,
             publishers,
             subscribers,
-            is_told: false,
+            is_announced: false,
         };
         assert_eq!(all.count(number), count(0, 0, 0));
         (0..3).for_each(|slot| all.add(&channel, Subscriber::new(slot, 0)));

@@ -1,37 +1,37 @@
-//! Numbering and interest under threads, and the frame that a publish becomes.
+//! Tests of numbering and subscribers under threads, and of the frame that a publish becomes.
 
-mod deaths;
-mod elsewhere;
 mod forwarded;
 mod frames;
-mod from_store;
-mod hand_over;
+mod handoff;
+mod node_failures;
 mod numbering;
+mod peer_buffer;
 mod presence;
 mod race;
+mod remote_members;
 mod resume;
-mod take_back;
+mod store_backfill;
 
 use super::*;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, Published, Stamp,
+    AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, PublishedMessages, Stamp,
 };
 
 const NOW_MS: u64 = 1_767_225_600_500;
 
-/// Keeps what it is given.
+/// A target that records its deliveries.
 #[derive(Default)]
-struct Target {
-    deliveries: Mutex<Vec<Arc<Delivery>>>,
+struct HubTestTarget {
+    deliveries: Mutex<Vec<Arc<MessageDelivery>>>,
     presence: Mutex<Vec<Arc<PresenceDelivery>>>,
     lost: Mutex<Vec<u64>>,
 }
 
-impl DeliveryTarget for Target {
-    fn deliver(&self, delivery: Arc<Delivery>) {
+impl DeliveryTarget for HubTestTarget {
+    fn deliver(&self, delivery: Arc<MessageDelivery>) {
         self.deliveries.lock().push(delivery);
     }
 
@@ -39,7 +39,7 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
-    fn lose(&self, channel: u64, _mark: &Mark) {
+    fn lose_continuity(&self, channel: u64, _mark: &ChannelPosition) {
         self.lost.lock().push(channel);
     }
 
@@ -48,7 +48,7 @@ impl DeliveryTarget for Target {
     }
 }
 
-impl Target {
+impl HubTestTarget {
     fn sequences(&self) -> Vec<u64> {
         let deliveries = self.deliveries.lock();
         let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
@@ -56,12 +56,12 @@ impl Target {
     }
 }
 
-fn hub_of(targets: usize, clock: Clock) -> (Hub, Vec<Arc<Target>>) {
+fn hub_of(targets: usize, clock: Clock) -> (Hub, Vec<Arc<HubTestTarget>>) {
     hub_within(targets, clock, Limits::default())
 }
 
-fn hub_within(targets: usize, clock: Clock, limits: Limits) -> (Hub, Vec<Arc<Target>>) {
-    let targets: Vec<_> = (0..targets).map(|_| Arc::new(Target::default())).collect();
+fn hub_within(targets: usize, clock: Clock, limits: Limits) -> (Hub, Vec<Arc<HubTestTarget>>) {
+    let targets: Vec<_> = (0..targets).map(|_| Arc::new(HubTestTarget::default())).collect();
     let known = targets.iter().map(|target| Arc::clone(target) as Arc<dyn DeliveryTarget>).collect();
     (Hub::new(known, clock, &limits), targets)
 }
@@ -70,22 +70,22 @@ fn key(channel: &str) -> ChannelKey {
     ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel))
 }
 
-/// A hub that keeps no rings, and so forgets a channel with its last subscriber.
-fn hub_without_rings(targets: usize, clock: Clock) -> (Hub, Vec<Arc<Target>>) {
+/// A hub without replay buffers, which forgets a channel with its last subscriber.
+fn hub_without_buffers(targets: usize, clock: Clock) -> (Hub, Vec<Arc<HubTestTarget>>) {
     hub_within(targets, clock, Limits { rings_bytes: 0, ..Limits::default() })
 }
 
-/// Of the channel 3, numbered so in the incarnation 9.
-pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> Arc<Delivery> {
+/// A delivery on channel 3 with these sequences of incarnation 9.
+pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> Arc<MessageDelivery> {
     let messages = sequences.map(bare_message).collect();
     let connection_id = ConnectionId::from_bytes([1; 16]);
-    let published = Published::new(key("a"), 9, NOW_MS, connection_id, None, "k".into(), messages);
-    Arc::new(Delivery::own(3, Mark::own(published.last()), published))
+    let published = PublishedMessages::new(key("a"), 9, NOW_MS, connection_id, None, "k".into(), messages);
+    Arc::new(MessageDelivery::own(3, ChannelPosition::own(published.last()), published))
 }
 
-/// A place while none has been used again.
-fn spot(place: u64) -> Spot {
-    Spot { place, generation: Some(0) }
+/// An offset of a buffer that has reused none.
+fn local_offset(place: u64) -> LocalOffset {
+    LocalOffset { offset: place, generation: Some(0) }
 }
 
 fn bare_message(sequence: u64) -> Message {
@@ -99,12 +99,20 @@ fn bare_message(sequence: u64) -> Message {
     }
 }
 
-fn publish(hub: &Hub, key: &ChannelKey, count: u64) -> Arc<Published> {
+fn publish(hub: &Hub, key: &ChannelKey, count: u64) -> Arc<PublishedMessages> {
     hub.publish(key, count, |numbering| {
         let first = numbering.first_sequence;
         let messages = (first..first + count).map(bare_message).collect();
         let (incarnation, timestamp_ms) = (numbering.incarnation, numbering.timestamp_ms);
         let connection_id = ConnectionId::from_bytes([1; 16]);
-        Published::new(key.clone(), incarnation, timestamp_ms, connection_id, None, "k".into(), messages)
+        PublishedMessages::new(
+            key.clone(),
+            incarnation,
+            timestamp_ms,
+            connection_id,
+            None,
+            "k".into(),
+            messages,
+        )
     })
 }

@@ -5,17 +5,17 @@ use fanfare_proto::frame::Format;
 use fanfare_proto::msgpack;
 use fastwebsockets::{Frame, OpCode, Payload};
 
-/// Room that a buffer keeps free at its start for the head.
+/// Bytes that a buffer keeps free at its start for the head.
 pub const HEAD_BYTES_MAX: usize = 10;
 
-/// A buffer with room for the head, to which the payload is appended.
+/// A buffer with space for the head, to which the payload is appended.
 pub fn payload_buffer(payload_bytes: usize) -> Vec<u8> {
     let mut buffer = Vec::with_capacity(HEAD_BYTES_MAX + payload_bytes);
     buffer.resize(HEAD_BYTES_MAX, 0);
     buffer
 }
 
-/// Puts the head before the payload that stands after the first [`HEAD_BYTES_MAX`] bytes of `buffer`.
+/// Writes the head before the payload, which begins after the first [`HEAD_BYTES_MAX`] bytes of `buffer`.
 pub fn seal(opcode: OpCode, mut buffer: Vec<u8>) -> Bytes {
     let mut head = [0; 16];
     let head_bytes = {
@@ -29,14 +29,14 @@ pub fn seal(opcode: OpCode, mut buffer: Vec<u8>) -> Bytes {
     bytes
 }
 
-/// A whole frame around a payload that is at hand.
+/// A complete frame around a payload.
 pub fn frame(opcode: OpCode, payload: &[u8]) -> Bytes {
     let mut buffer = payload_buffer(payload.len());
     buffer.extend_from_slice(payload);
     seal(opcode, buffer)
 }
 
-/// The frame around what `encode` gives when it is handed a buffer for JSON text of about `bytes`.
+/// The frame around the payload of `encode`, which gets a buffer for JSON text of about `bytes`.
 pub fn encoded(format: Format, bytes: usize, encode: impl FnOnce(Vec<u8>) -> Vec<u8>) -> Bytes {
     match format {
         Format::Json => seal(OpCode::Text, encode(payload_buffer(bytes))),

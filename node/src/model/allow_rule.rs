@@ -13,7 +13,7 @@ pub struct AllowRule {
 }
 
 impl AllowRule {
-    /// Whether the rule names the address; an IPv4 rule does not name the mapped form of IPv6.
+    /// Whether the rule matches the address. An IPv4 rule does not match the IPv6-mapped form.
     pub fn names(self, address: IpAddr) -> bool {
         match (self.network, address) {
             (IpAddr::V4(network), IpAddr::V4(address)) => {
@@ -26,13 +26,13 @@ impl AllowRule {
         }
     }
 
-    /// None: the rule names every port.
+    /// The port of the rule; none for every port.
     pub fn port(self) -> Option<u16> {
         self.port
     }
 }
 
-/// Of numbers that are `bits` wide.
+/// Whether two numbers of `bits` bits share their first `prefix` bits.
 fn shares_prefix(one: u128, other: u128, prefix: u8, bits: u8) -> bool {
     (one ^ other).checked_shr(u32::from(bits - prefix)).unwrap_or(0) == 0
 }

@@ -15,7 +15,7 @@ pub struct AmqpUrl {
 }
 
 impl AmqpUrl {
-    /// The error shows nothing of the text.
+    /// Parses an address. The error shows nothing of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > BYTES_MAX {
             return Err(format!("must not be longer than {BYTES_MAX} bytes"));
@@ -91,7 +91,7 @@ pub struct ManagementUrl {
 }
 
 impl ManagementUrl {
-    /// The error shows nothing of the text.
+    /// Parses an address. The error shows nothing of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > BYTES_MAX {
             return Err(format!("must not be longer than {BYTES_MAX} bytes"));

@@ -4,12 +4,12 @@ use std::ops::AddAssign;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttachedCount {
     pub connections: u64,
-    /// Those whose credential may publish there.
+    /// Connections whose credential may publish there.
     pub publishers: u64,
-    /// Those that messages are delivered to.
+    /// Connections that receive messages.
     pub subscribers: u64,
-    /// Integrations were told that the channel is occupied, as far as one of the nodes knows.
-    pub is_told: bool,
+    /// Whether the integrations were told that the channel is occupied, as far as one of the nodes knows.
+    pub is_announced: bool,
 }
 
 impl AddAssign for AttachedCount {
@@ -17,6 +17,6 @@ impl AddAssign for AttachedCount {
         self.connections += other.connections;
         self.publishers += other.publishers;
         self.subscribers += other.subscribers;
-        self.is_told |= other.is_told;
+        self.is_announced |= other.is_announced;
     }
 }

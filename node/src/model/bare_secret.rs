@@ -1,9 +1,9 @@
 //! Secrets that come from a file or a variable.
 
-/// The secret alone, without a byte order mark and without space or line ends around it: editors and shells leave these behind.
+/// The secret without a byte order mark, surrounding space and line ends, which editors and shells leave behind.
 ///
 /// # Errors
-/// It stands in quotes, which would be part of it. The text says so and holds nothing of the secret.
+/// The secret is in quotes, which would be part of it. The text says so and contains nothing of the secret.
 pub fn bare_secret(text: &str) -> Result<&str, &'static str> {
     let bare = text.trim_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
     let is_quoted =

@@ -1,4 +1,4 @@
-//! What a credential may do: patterns of channel names, each with operations.
+//! Capabilities of credentials: patterns of channel names, each with operations.
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +44,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why a capability map was refused, as one sentence for whoever wrote it.
+/// Why a capability map was refused, as one sentence for its author.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapabilityError(String);
 
@@ -58,19 +58,19 @@ impl std::error::Error for CapabilityError {}
 
 /// Patterns with operations; never empty, and no pattern without an operation.
 ///
-/// A pattern is a channel name; with `*` as its last character it stands for every name with that prefix.
+/// A pattern is a channel name; with `*` as its last character it matches every name with that prefix.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Capability {
-    /// By code point of the pattern, each pattern once.
+    /// Operations by pattern, in code point order, each pattern once.
     entries: Box<[(Box<str>, Operations)]>,
-    /// What `*` alone grants: the answer to most questions.
-    everywhere: Operations,
+    /// Operations that the pattern `*` grants: the answer to most checks.
+    all_channels: Operations,
 }
 
 impl Capability {
     /// Reads `{"pattern": ["operation", …], …}`.
     ///
-    /// Refused: what is not such a map, an unknown operation, a repeated pattern, an empty map, list or pattern.
+    /// Refuses any other shape, an unknown operation, a repeated pattern, and an empty map, list or pattern.
     pub fn parse_json(text: &str) -> Result<Self, CapabilityError> {
         let Entries(entries) = serde_json::from_str(text).map_err(|error| {
             CapabilityError(match error.classify() {
@@ -81,7 +81,7 @@ impl Capability {
         Self::from_map(entries)
     }
 
-    /// Takes what a file holds; repeated patterns cannot be seen here any more and are united.
+    /// A capability from a parsed file; repeated patterns are merged, as they cannot be seen here any more.
     pub fn from_map(map: impl IntoIterator<Item = (String, Vec<String>)>) -> Result<Self, CapabilityError> {
         let mut entries = BTreeMap::<Box<str>, Operations>::new();
         for (pattern, names) in map {
@@ -101,26 +101,26 @@ impl Capability {
         Self::from_entries(BTreeMap::from([("*".into(), all)]))
     }
 
-    /// What a request that names no capability asks for: `*`, narrowed to what its key holds.
+    /// The default capability of a request that names none: `*`, narrowed to the key's own.
     pub fn all_channels_of(key: &Self) -> Self {
         key.clone()
     }
 
     fn from_entries(entries: BTreeMap<Box<str>, Operations>) -> Self {
-        let everywhere = entries.get("*").copied().unwrap_or_default();
-        Self { entries: entries.into_iter().collect(), everywhere }
+        let all_channels = entries.get("*").copied().unwrap_or_default();
+        Self { entries: entries.into_iter().collect(), all_channels }
     }
 
     pub fn allows(&self, channel: &str, operation: Operation) -> bool {
-        self.everywhere.contains(operation)
+        self.all_channels.contains(operation)
             || self.entries.iter().any(|(pattern, operations)| {
                 operations.contains(operation) && pattern_matches(pattern, channel)
             })
     }
 
     /// Whether the operation is allowed on every channel there can be, by `*` alone.
-    pub fn grants_everywhere(&self, operation: Operation) -> bool {
-        self.everywhere.contains(operation)
+    pub fn grants_on_all_channels(&self, operation: Operation) -> bool {
+        self.all_channels.contains(operation)
     }
 
     /// Whether some channel exists on which the operation is allowed.
@@ -135,13 +135,13 @@ impl Capability {
             .all(|(pattern, operations)| operations.iter().all(|operation| other.covers(pattern, operation)))
     }
 
-    /// Whether the operation is allowed on every channel that the pattern matches. A prefix is covered by a shorter or equal
-    /// prefix only, since exact names never add up to one.
+    /// Whether the operation is allowed on every channel that the pattern matches. A prefix is covered only by an equal or shorter prefix,
+    /// since exact names never add up to one.
     pub fn covers(&self, pattern: &str, operation: Operation) -> bool {
         let Some(prefix) = pattern.strip_suffix('*') else {
             return self.allows(pattern, operation);
         };
-        self.everywhere.contains(operation)
+        self.all_channels.contains(operation)
             || self.entries.iter().any(|(own, operations)| {
                 let covered = own.strip_suffix('*').is_some_and(|own| prefix.starts_with(own));
                 covered && operations.contains(operation)
@@ -172,7 +172,7 @@ impl fmt::Debug for Capability {
     }
 }
 
-/// Whether a channel's decoded name is the pattern, or begins with what stands before its last `*`.
+/// Whether a channel's decoded name equals the pattern, or begins with the pattern up to its last `*`.
 pub(crate) fn pattern_matches(pattern: &str, channel: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(prefix) => channel.starts_with(prefix),
@@ -219,7 +219,7 @@ impl Operations {
 
 const FORM: &str = "an object of patterns with lists of operations";
 
-/// The map as it stands in the text, where a repeated key can still be seen.
+/// The entries in the order of the text, where a repeated key can still be seen.
 struct Entries(BTreeMap<String, Vec<String>>);
 
 impl<'de> Deserialize<'de> for Entries {
@@ -249,7 +249,7 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// Without the position, which within a string that stands within JSON helps nobody, and without a value of the wrong type.
+/// The parser's message without the position, which is useless for a string inside JSON, and without a value of the wrong type.
 fn explained(message: &str) -> String {
     if message.starts_with("invalid type") {
         return format!("capability must be {FORM}");

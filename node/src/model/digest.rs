@@ -1,7 +1,7 @@
-//! A number for what was said, the same on every node and in every version.
+//! Digest of a sequence of parts, the same on every node and in every version.
 
-/// FNV-1a over parts of which each has its length, mixed at the end so that every bit depends on all of it. It is no proof
-/// against whoever wants two things to look alike.
+/// FNV-1a over length-prefixed parts, mixed at the end so that every bit depends on all of the input. Not collision-resistant against an
+/// attacker.
 #[derive(Debug, Clone, Copy)]
 pub struct Digest(u64);
 
@@ -39,6 +39,6 @@ mod tests {
         assert!(others.iter().all(|parts| of(parts) != GOLDEN));
     }
 
-    /// Nodes of other versions count on it.
+    /// Guards the value against change, since nodes of other versions compute it too.
     const GOLDEN: u64 = 12_473_986_322_274_200_794;
 }

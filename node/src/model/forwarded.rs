@@ -1,4 +1,4 @@
-//! Messages that entered at another node and are to be delivered here.
+//! Messages published at another node, to be delivered here.
 
 use bytes::Bytes;
 
@@ -7,28 +7,28 @@ use super::message::Stamp;
 
 /// One publish of another node, made by `cluster::inbound` alone.
 ///
-/// It is delivered and nothing else: nothing turns it into a `Published`, which is all that the origin and the
-/// links to other nodes take, so it is neither stored nor forwarded again.
+/// It can only be delivered. Nothing turns it into a `PublishedMessages`, the only input of the origin and of the peer
+/// streams, so it is neither stored nor forwarded again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::manual_non_exhaustive, reason = "within this crate too, only its maker may fill it")]
-pub struct Forwarded {
+pub struct ForwardedMessages {
     pub key: ChannelKey,
-    /// Of the node where the messages entered.
+    /// Incarnation of the publishing node.
     pub incarnation: u64,
-    /// Sequences of the first and the last message, which rise by one from the one to the other.
+    /// Sequences of the first and the last message; those between rise by one.
     pub first: u64,
     pub last: u64,
     pub timestamp_ms: u64,
     pub connection_id: ConnectionId,
     pub client_id: Option<ClientId>,
-    /// The JSON text of each message in the frame for subscribers, as it was written where they entered.
+    /// JSON text of each message in the frame for subscribers, as the publishing node wrote it.
     pub messages: Vec<Bytes>,
-    /// The sizes of the messages as they are counted for the account.
+    /// Sizes of the messages as counted for the account.
     pub bytes: u64,
     _made_by_inbound: (),
 }
 
-/// What of a forwarded publish is not in its channel.
+/// A forwarded publish without its channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ForwardedParts {
     pub(crate) incarnation: u64,
@@ -41,12 +41,12 @@ pub struct ForwardedParts {
     pub(crate) bytes: u64,
 }
 
-impl Forwarded {
+impl ForwardedMessages {
     pub fn last(&self) -> Stamp {
         Stamp { incarnation: self.incarnation, sequence: self.last }
     }
 
-    /// Without what stands up to this sequence; some must be left.
+    /// Removes the messages up to this sequence; at least one must remain.
     pub(crate) fn cut(&mut self, sequence: u64) {
         let count = self.messages.len() as u64;
         let skip = (sequence + 1).saturating_sub(self.first).min(count.saturating_sub(1));

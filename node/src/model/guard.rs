@@ -1,4 +1,4 @@
-//! Which addresses a webhook may reach: public ones, and those that the operator opens.
+//! Address guard: webhooks may reach public addresses, and those that the operator opens.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,30 +6,30 @@ use url::{Host, Url};
 
 use super::AllowRule;
 
-/// Mail servers take commands from whatever connects, so this port needs a rule that names it.
+/// Port of mail servers, which take commands from any connection; it needs an explicit rule.
 const SMTP: u16 = 25;
 
-/// The rules of one port, or none at all. It is asked for the address that a connection is opened to, after names are looked up.
+/// The rules of one port. Applied to the address that a connection is opened to, after DNS.
 #[derive(Debug, Clone)]
-pub struct Guard {
-    /// Rules of other ports are left out.
+pub struct AddressGuard {
+    /// Rules of this port alone.
     rules: Vec<AllowRule>,
     port: u16,
     is_open: bool,
 }
 
-impl Guard {
+impl AddressGuard {
     pub fn of(rules: &[AllowRule], port: u16) -> Self {
         let is_of_port = |rule: &&AllowRule| rule.port().map_or(port != SMTP, |named| named == port);
         Self { rules: rules.iter().filter(is_of_port).copied().collect(), port, is_open: false }
     }
 
-    /// Allows every address.
+    /// A guard that allows every address.
     pub fn open() -> Self {
         Self { rules: Vec::new(), port: 0, is_open: true }
     }
 
-    /// No address is open: the port needs a rule, and there is none.
+    /// Whether no address is open, because the port needs a rule and there is none.
     pub fn is_shut(&self) -> bool {
         !self.is_open && self.port == SMTP && self.rules.is_empty()
     }
@@ -41,7 +41,7 @@ impl Guard {
     }
 }
 
-/// An address in the URL, which no resolver sees.
+/// The address in a URL whose host needs no DNS.
 pub fn literal_address(url: &Url) -> Option<IpAddr> {
     match url.host()? {
         Host::Ipv4(address) => Some(address.into()),
@@ -57,7 +57,7 @@ fn is_public(address: IpAddr) -> bool {
     }
 }
 
-/// Networks of IPv4 that are not for everybody, each with the length of its prefix.
+/// IPv4 networks that are not public, each with the length of its prefix.
 const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     // This network, private, shared, loopback, link-local (metadata too).
     (Ipv4Addr::new(0, 0, 0, 0), 8),
@@ -80,7 +80,7 @@ const SPECIAL_V4: [(Ipv4Addr, u32); 18] = [
     // Multicast; reserved, with broadcast.
     (Ipv4Addr::new(224, 0, 0, 0), 4),
     (Ipv4Addr::new(240, 0, 0, 0), 4),
-    // The address at which Azure serves each machine, with metadata too.
+    // The address at which Azure serves each machine, including its metadata.
     (Ipv4Addr::new(168, 63, 129, 16), 32),
 ];
 
@@ -91,8 +91,9 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     !SPECIAL_V4.iter().any(is_in)
 }
 
-/// Global unicast is 2000::/3. So loopback, mapped and compatible IPv4, NAT64, discard-only, unique-local, link-local, site-local
-/// and multicast are out, and of the rest the protocol assignments (with Teredo), documentation and 6to4.
+/// Whether an IPv6 address is public: in the global unicast range 2000::/3, except protocol assignments (with Teredo), documentation and
+/// 6to4. Loopback, mapped and compatible IPv4, NAT64, discard-only, unique-local, link-local, site-local and multicast are outside that
+/// range.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [first, second, ..] = address.segments();
     match first {
@@ -109,12 +110,12 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 mod tests {
     use super::*;
 
-    fn guard(rules: &[&str], port: u16) -> Guard {
+    fn guard(rules: &[&str], port: u16) -> AddressGuard {
         let rules: Vec<_> = rules.iter().map(|rule| rule.parse().expect("a rule")).collect();
-        Guard::of(&rules, port)
+        AddressGuard::of(&rules, port)
     }
 
-    fn allows(guard: &Guard, address: &str) -> bool {
+    fn allows(guard: &AddressGuard, address: &str) -> bool {
         guard.allows(address.parse().expect(address))
     }
 

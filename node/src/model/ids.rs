@@ -37,7 +37,7 @@ impl fmt::Debug for AccountId {
 /// The name of an API key (`kid`): `[A-Za-z0-9_-]{1,64}`.
 pub type KeyName = Arc<str>;
 
-/// Why a channel name, clientId or event name was refused; the text names no value.
+/// Why a channel name, clientId or event name was refused. The text contains no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameError {
     Empty,
@@ -65,7 +65,7 @@ impl NameError {
     }
 }
 
-/// Refuses what is empty, longer than `bytes_max` or holds a C0 control character.
+/// Refuses a text that is empty, longer than `bytes_max`, or has a C0 control character.
 pub(crate) fn check_name(text: &str, bytes_max: usize) -> Result<(), NameError> {
     if text.is_empty() {
         return Err(NameError::Empty);
@@ -79,7 +79,7 @@ pub(crate) fn check_name(text: &str, bytes_max: usize) -> Result<(), NameError> 
     Ok(())
 }
 
-/// A channel's name within its account: UTF-8, not empty, no C0 control characters, not beginning `[`.
+/// A channel's name within its account: UTF-8, not empty, no C0 control characters, not beginning with `[`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ChannelName(Arc<str>);
 
@@ -92,7 +92,7 @@ impl ChannelName {
         Ok(Self(name.into()))
     }
 
-    /// One that was checked when it was written: what was taken once holds, also when less is allowed since.
+    /// A name that was checked when it was written: stays valid even if the rules are stricter since.
     pub(crate) fn stored(name: &str) -> Self {
         Self(name.into())
     }
@@ -102,7 +102,7 @@ impl ChannelName {
     }
 }
 
-/// Who a client says it is: not empty, no C0 control characters, not `*`.
+/// The name that a client claims: not empty, no C0 control characters, not `*`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientId(Arc<str>);
 
@@ -115,7 +115,7 @@ impl ClientId {
         Ok(Self(id.into()))
     }
 
-    /// The same.
+    /// An id that was checked when it was written: stays valid even if the rules are stricter since.
     pub(crate) fn stored(id: &str) -> Self {
         Self(id.into())
     }
@@ -169,7 +169,7 @@ impl ConnectionId {
         &self.0
     }
 
-    /// Of its text.
+    /// Parses the text form.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(text.strip_prefix("c_")?).ok()?;
         bytes.try_into().ok().map(Self)
@@ -178,7 +178,7 @@ impl ConnectionId {
 
 impl fmt::Display for ConnectionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // In one piece, so that a string of it is allocated once.
+        // One buffer, so that `to_string` allocates once.
         let mut text = *b"c_0000000000000000000000";
         URL_SAFE_NO_PAD.encode_slice(self.0, &mut text[2..]).map_err(|_| fmt::Error)?;
         f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
@@ -191,7 +191,7 @@ impl fmt::Debug for ConnectionId {
     }
 }
 
-/// Bytes from the operating system.
+/// Random bytes from the operating system.
 pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");

@@ -1,8 +1,8 @@
 //! Every bound of the service with its default, in one place.
 
-/// What one publish may come to on its way to another node, which takes it in one piece.
+/// Size of one publish on its way to a peer, which takes it in one piece.
 pub const FORWARD_BYTES_MAX: usize = 15 * 1024 * 1024;
-/// Beside its text and the clientId a message has ids, a time and the names of its fields.
+/// Bytes of a message beside its text and the clientId: ids, a time, and the names of its fields.
 const FORWARD_MESSAGE_BYTES: usize = 160;
 
 /// Sizes in bytes, times in milliseconds, rates per second; 0 means no limit where the field says so.
@@ -10,50 +10,50 @@ const FORWARD_MESSAGE_BYTES: usize = 160;
 pub struct Limits {
     /// Compact JSON texts of name, data, extras and clientId of one message.
     pub message_bytes: usize,
-    /// One socket message after reassembly.
+    /// Size of one socket message after reassembly.
     pub socket_message_bytes: usize,
     pub socket_message_fragments: usize,
     pub socket_message_ms: u64,
     pub http_body_bytes: usize,
-    /// Bodies of all requests under way together, but for small ones.
+    /// Bodies of all requests in progress together, except small ones.
     pub http_bodies_bytes: usize,
-    /// Answers of all connections that are not written yet, but for small ones.
+    /// Unwritten answers of all connections together, except small ones.
     pub http_answers_bytes: usize,
-    /// From the end of the headers to the end of the body.
+    /// Time from the end of the headers to the end of the body.
     pub http_body_ms: u64,
-    /// A client that takes nothing of an answer that waits for it, or sends nothing of its body, is given up after it.
+    /// Time after which a client is given up that takes nothing of its answer, or sends nothing of its body.
     pub http_stall_ms: u64,
-    /// Records of one page of history; the one that reaches it is the last.
+    /// Size of the records of one history page; the record that reaches it is the last.
     pub history_page_bytes: usize,
-    /// Entries of one page of whatever has pages, when no `limit` is asked for, and what that is clamped to.
+    /// Entries of one page when no `limit` is asked for, and the maximum of `limit`.
     pub page_limit: usize,
     pub page_limit_max: usize,
-    /// For channels of whose retention the directory says nothing.
+    /// Retention of channels for which the directory has no rule.
     pub history_retention_hours: u32,
     pub token_request_bytes: usize,
-    /// Nesting of any JSON or MessagePack.
+    /// Nesting depth of any JSON or MessagePack.
     pub nesting: usize,
     pub channel_name_bytes: usize,
     pub client_id_bytes: usize,
     pub message_id_bytes: usize,
-    /// Event name.
+    /// Length of an event name.
     pub name_bytes: usize,
     pub presence_data_bytes: usize,
     /// Channels attached per connection.
     pub attached_channels: usize,
-    /// On one channel.
+    /// Members on one channel.
     pub presence_members: usize,
-    /// Of one connection, over all channels.
+    /// Members of one connection, over all channels.
     pub presence_connection_members: usize,
-    /// Members of all channels of the node together, with what they take beside their data.
+    /// Memory of the members of all channels of the node, including their bookkeeping.
     pub presence_bytes: usize,
-    /// From the loss of a connection until its members leave.
+    /// Presence timeout: from the loss of a connection until its members leave.
     pub presence_grace_ms: u64,
-    /// Messages in one publish; over HTTP those to all channels of a batch together.
+    /// Messages in one publish; over HTTP in all channels of a batch together.
     pub publish_messages: usize,
     /// Channels of one batch over HTTP.
     pub batch_channels: usize,
-    /// The messages of one batch over HTTP times the channels that they go to.
+    /// Bytes of the messages of one HTTP batch times the number of its channels.
     pub batch_bytes: usize,
     /// Messages per second and socket; 0: no limit.
     pub publishes_per_second: u32,
@@ -66,69 +66,71 @@ pub struct Limits {
     pub pings_per_second: u32,
     /// Failed token exchanges per second, address and key; 0: no limit.
     pub failed_token_requests_per_second: u32,
-    /// Of a token request that asks for none, and of any.
+    /// Lifetime of a token whose request asks for none, and the maximum.
     pub token_ttl_default_ms: u64,
     pub token_ttl_max_ms: u64,
     pub nonce_characters_min: usize,
     pub nonce_characters_max: usize,
     /// How long a nonce is remembered.
     pub nonce_memory_ms: u64,
-    /// In each stretch of that time.
+    /// Nonces remembered in each window of `nonce_memory_ms`.
     pub remembered_nonces: usize,
-    /// How far the timestamp of a token request may be from the clock, before it and after.
+    /// Tolerance of a token request's timestamp against the clock, in both directions.
     pub token_request_window_ms: u64,
     pub token_bytes: usize,
-    /// How far the `iat` of a JWT may be ahead of the clock.
+    /// Tolerance of a JWT's `iat` ahead of the clock.
     pub jwt_ahead_ms: u64,
-    /// From `iat` to `exp` of a JWT; whole seconds of it.
+    /// Time from `iat` to `exp` of a JWT; only whole seconds count.
     pub jwt_lifetime_ms: u64,
-    /// ClientIds per key whose tokens are revoked at a time.
+    /// ClientIds of one key with revoked tokens at a time.
     pub revoked_client_ids: usize,
-    /// How long the system clock keeps its new time after a step of more than a minute, before anything expires by it.
+    /// Time for which the system clock must keep a step of more than a minute before anything expires by it.
     pub clock_hold_ms: u64,
     pub resume_window_ms: u64,
-    /// What a first attach is given at most of what was published before it.
+    /// Messages from before a first attach that a rewind gives at most.
     pub rewind_messages: usize,
-    /// Lost connections that are remembered for who takes them up; beyond it the oldest are forgotten.
+    /// Lost connections that are remembered for a session takeover; beyond it the oldest are forgotten.
     pub lost_connections: usize,
-    /// Recent messages kept of one channel, and of all channels of the node together.
+    /// Memory of the replay buffer of one channel, and of all replay buffers of the node.
     pub ring_bytes: usize,
     pub rings_bytes: usize,
-    /// The server sends a heartbeat after this much silence of its own.
+    /// Silence of the server after which it sends a heartbeat.
     pub heartbeat_ms: u64,
-    /// A client is given up when it is silent for so much longer than twice that.
+    /// Extra silence of a client, beyond two heartbeat intervals, after which it is given up.
     pub heartbeat_grace_ms: u64,
     pub header_bytes: usize,
-    /// From accept (or the first byte of a further request) to the end of the headers.
+    /// Time from accept (or the first byte of a further request) to the end of the headers.
     pub header_ms: u64,
-    /// How long a connection may be silent after an answer before a further request begins.
+    /// Silence of a connection between an answer and the next request.
     pub http_idle_ms: u64,
-    /// Live frames waiting for one connection.
+    /// Live frames that wait for one connection.
     pub outbox_bytes: usize,
-    /// A connection with waiting frames that takes none for this long is closed as a slow consumer.
+    /// Time after which a connection that takes none of its waiting frames is closed as a slow consumer.
     pub outbox_stall_ms: u64,
-    /// What a busy shard collects at most before it reads and writes again; 0: it never waits.
+    /// Coalescing window: the longest time for which a busy shard collects before it reads and writes again; 0: no
+    /// wait.
     pub delivery_window_ms: u64,
     pub idempotency_window_ms: u64,
-    /// A store that does not answer within it leaves the outcome unknown.
+    /// Time after which the outcome of an unanswered store operation is unknown.
     pub store_wait_ms: u64,
-    /// Events that wait for one integration, as they are stored; the oldest beyond it become dead letters.
+    /// Stored size of the events that wait for one integration; the oldest beyond it become dead letters.
     pub integration_bytes: u64,
-    /// Dead letters of one integration; the oldest beyond it are dropped.
+    /// Size of the dead letters of one integration; the oldest beyond it are dropped.
     pub integration_dead_bytes: u64,
-    /// From the publish of an event on: an attempt to deliver it that fails later is the last.
+    /// Time from the publish of an event: a delivery attempt that fails later is the last.
     pub integration_retry_ms: u64,
-    /// Minutes of accounts whose metric rows are kept in memory: those that the store does not have.
+    /// Metric rows kept in memory that the store does not have yet, in account minutes.
     pub metric_minutes: usize,
     /// Connections this node accepts at once; 0: what the open-file limit allows.
     pub connections: usize,
-    /// Near it no further client is let in; 0: what the cgroup of the process allows.
+    /// Memory near which no further client is accepted; 0: the limit of the process's cgroup.
     pub memory_bytes: u64,
-    /// Event streams that the node keeps open.
+    /// Open event streams of the node.
     pub sse_streams: usize,
     /// Channels of one event stream.
     pub sse_channels: usize,
-    /// How often a node that has far more connections than others asks some to go there by itself; 0: never.
+    /// Interval at which a node with far more connections than others asks some of its clients to reconnect elsewhere;
+    /// 0: never.
     pub rebalance_ms: u64,
 }
 
@@ -211,16 +213,16 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The most that one publish may come to on its way to another node, by the limits on what comes in.
+    /// The maximal size of one publish on its way to a peer, given the other limits.
     pub fn forward_bytes(&self) -> usize {
-        // The shortest texts of MessagePack are a sixth of what they are in JSON.
+        // MessagePack texts are at least a sixth of their JSON form.
         let texts = self.http_body_bytes.max(self.socket_message_bytes.saturating_mul(6));
-        // The characters that JSON puts a backslash before are two.
+        // Characters that JSON escapes with a backslash take two bytes.
         let each = self.client_id_bytes.saturating_mul(2).saturating_add(FORWARD_MESSAGE_BYTES);
         self.publish_messages.saturating_mul(each).saturating_add(texts)
     }
 
-    /// From the moment of a revocation: afterwards no token is left that it could refuse.
+    /// Time from a revocation until no token is left that it could refuse.
     pub fn revocation_kept_ms(&self) -> u64 {
         self.jwt_lifetime_ms.saturating_add(self.jwt_ahead_ms)
     }

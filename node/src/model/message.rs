@@ -1,4 +1,4 @@
-//! Messages on their way: a draft as a publisher gave it, and what it became when it was numbered.
+//! Messages: a draft as the publisher gave it, and the numbered message.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,13 +39,13 @@ impl fmt::Display for DraftError {
 
 impl std::error::Error for DraftError {}
 
-/// The UTF-8 lengths of the compact JSON texts of name, data, extras and clientId that are present.
+/// The size of a draft: UTF-8 lengths of the compact JSON texts of its name, data, extras and clientId.
 pub fn draft_bytes(draft: &Draft, client_id: Option<&ClientId>) -> usize {
     let client_id = client_id.map(ClientId::as_str);
     message_bytes(draft.name.as_deref(), draft.data.as_deref(), draft.extras.as_deref(), client_id)
 }
 
-/// The same of a message that is not a draft any more.
+/// The size of a message that is not a draft any more, by the same rule.
 pub fn message_bytes(
     name: Option<&str>,
     data: Option<&RawValue>,
@@ -68,7 +68,7 @@ fn json_bytes(text: &str) -> usize {
     2 + text.bytes().map(escaped).sum::<usize>()
 }
 
-/// Whether a message may be published, by what its publisher gave.
+/// Whether a message may be published, judged by its draft.
 pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits) -> Result<(), DraftError> {
     // An event name may be empty, unlike all other names.
     if let Some(name) = draft.name.as_deref().filter(|name| !name.is_empty()) {
@@ -87,7 +87,7 @@ pub fn check_draft(draft: &Draft, client_id: Option<&ClientId>, limits: &Limits)
     Ok(())
 }
 
-/// The place of a message among all that one incarnation of a node numbered in a channel.
+/// The identity of a message in a channel: the numbering incarnation, and its sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stamp {
     pub incarnation: u64,
@@ -95,7 +95,7 @@ pub struct Stamp {
 }
 
 impl Stamp {
-    /// Of each run in a position the last message that it covers, or 0 for none.
+    /// The last message of each incarnation that a position names; sequence 0 for none.
     pub fn all_of(position: &Serial) -> impl Iterator<Item = Self> {
         position.entries().iter().map(|&(incarnation, sequence)| Self { incarnation, sequence })
     }
@@ -105,7 +105,7 @@ impl Stamp {
 #[derive(Debug)]
 pub struct Message {
     pub id: Box<str>,
-    /// The id came from the client, so it is remembered for the idempotency window.
+    /// Whether the client gave the id, which is then remembered for the idempotency window.
     pub id_given: bool,
     pub sequence: u64,
     pub name: Option<Box<str>>,
@@ -114,7 +114,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// As subscribers get it.
+    /// The form that subscribers get.
     pub fn as_sent(&self) -> MessageOut<'_> {
         MessageOut {
             id: &self.id,
@@ -124,7 +124,7 @@ impl Message {
         }
     }
 
-    /// As [`draft_bytes`] of its draft.
+    /// The size by the rule of [`draft_bytes`].
     fn bytes(&self, client_id: Option<&ClientId>) -> u64 {
         let Self { name, data, extras, .. } = self;
         let client_id = client_id.map(ClientId::as_str);
@@ -132,10 +132,10 @@ impl Message {
     }
 }
 
-/// Messages that entered at this node: checked, stamped and numbered by `publish`, the only maker.
+/// Messages published at this node: checked, stamped and numbered by `publish`, the only maker.
 #[derive(Debug)]
 #[expect(clippy::manual_non_exhaustive, reason = "within this crate too, only its maker may fill it")]
-pub struct Published {
+pub struct PublishedMessages {
     pub key: ChannelKey,
     pub incarnation: u64,
     pub timestamp_ms: u64,
@@ -143,14 +143,14 @@ pub struct Published {
     pub client_id: Option<ClientId>,
     /// The key whose credential published: part of the scope of client-given ids.
     pub key_name: super::KeyName,
-    /// At least one, in publish order, sequences rising by one.
+    /// One or more messages, in publish order, with sequences that rise by one.
     pub messages: Vec<Message>,
-    /// The sizes of all messages, each as [`draft_bytes`] has it.
+    /// Sum of the sizes by [`draft_bytes`].
     pub bytes: u64,
     _made_by_publish: (),
 }
 
-impl Published {
+impl PublishedMessages {
     pub(crate) fn new(
         key: ChannelKey,
         incarnation: u64,

@@ -5,6 +5,7 @@ mod amqp_url;
 mod attached;
 mod bare_secret;
 mod capability;
+mod claims;
 mod clock;
 mod digest;
 mod forwarded;
@@ -12,11 +13,10 @@ mod guard;
 mod ids;
 mod limits;
 mod message;
-mod once;
 mod presence;
-mod presence_elsewhere;
+mod remote_members;
 mod revocation;
-mod tenure;
+mod session_ownership;
 mod usage;
 
 pub use allow_rule::{AllowRule, Network};
@@ -25,19 +25,22 @@ pub use attached::AttachedCount;
 pub use bare_secret::bare_secret;
 pub(crate) use capability::pattern_matches;
 pub use capability::{Capability, CapabilityError, Operation};
-pub use clock::{Cause, Clock, ClockState, Left, STEP_MS, since_boot_ms};
+pub use clock::{Clock, ClockCheckpoint, ClockState, ClockStepCause, STEP_MS, since_boot_ms};
 pub use digest::Digest;
 pub use fanfare_proto::frame::Draft;
-pub use forwarded::{Forwarded, ForwardedParts};
-pub use guard::{Guard, literal_address};
+pub use forwarded::{ForwardedMessages, ForwardedParts};
+pub use guard::{AddressGuard, literal_address};
 
+pub use claims::{ClaimedNonce, ClientMessageIds, IdScope, Nonce, NoncePage, StampedIds};
 pub use ids::{AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, KeyName, NameError};
 pub(crate) use ids::{check_name, random_bytes};
 pub use limits::{FORWARD_BYTES_MAX, Limits};
-pub use message::{DraftError, Message, Published, Stamp, check_draft, draft_bytes, message_bytes};
-pub use once::{GivenIds, IdScope, KeptNonce, Nonce, NoncePage, StampedIds};
-pub use presence::{FormerMember, MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp};
-pub use presence_elsewhere::{ForwardedPresence, ToldMember, ToldMembers};
+pub use message::{DraftError, Message, PublishedMessages, Stamp, check_draft, draft_bytes, message_bytes};
+pub use presence::{MemberData, MemberId, PresenceAction, PresenceEvent, PresenceStamp, RestoredMember};
+pub use remote_members::{ForwardedPresence, RemoteMember, RemoteMembersPage};
 pub use revocation::Revocation;
-pub use tenure::{NotOpen, Over, Owner, Place, Run, SEATS_SETTLE, TakenUp, Tenure};
+pub use session_ownership::{
+    ClosedSession, IncarnationStatus, QUOTA_SLOTS_SETTLE, SessionLocation, SessionOwner, SessionOwnership,
+    SessionTakeover, SocketlessTakeover,
+};
 pub use usage::{Amount, Usage, UsageKind};

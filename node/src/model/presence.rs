@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use super::digest::Digest;
 use super::ids::{ChannelKey, ClientId, ConnectionId};
 use super::message::Stamp;
-use super::tenure::Owner;
+use super::session_ownership::SessionOwner;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PresenceAction {
@@ -37,25 +37,26 @@ impl fmt::Display for PresenceAction {
     }
 }
 
-/// Who is present on a channel. A connection may be there under several names, and a name over several connections.
+/// Identity of a member on a channel. A connection may be present under several clientIds, and a clientId over several
+/// connections.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemberId {
     pub connection_id: ConnectionId,
     pub client_id: ClientId,
 }
 
-/// JSON text that a state, its events and its frames share.
+/// JSON text that a member, its events and its frames share.
 pub type MemberData = Option<Arc<RawValue>>;
 
-/// A member as the run of the node before has left it.
+/// A member as the previous incarnation of this node left it.
 #[derive(Debug, Clone)]
-pub struct FormerMember {
+pub struct RestoredMember {
     pub key: ChannelKey,
     pub member: MemberId,
-    /// Of the connection: it rises each time that another socket takes it up.
+    /// Epoch of the connection: rises with each session takeover.
     pub epoch: u64,
     pub data: MemberData,
-    /// Of the event that made it so.
+    /// Time of the event that made the member so.
     pub timestamp_ms: u64,
 }
 
@@ -65,22 +66,22 @@ pub struct FormerMember {
 pub struct PresenceEvent {
     pub key: ChannelKey,
     pub member: MemberId,
-    /// Of the connection; of another run when that has ended, and this one lets the member leave.
-    pub owner: Owner,
-    /// The member leaves because its connection is lost and did not come back.
-    pub is_departure: bool,
+    /// Owner of the connection; of another incarnation if that has ended and this node removes its members.
+    pub owner: SessionOwner,
+    /// Whether the member leaves because its connection was lost and not taken over.
+    pub is_delayed_leave: bool,
     pub action: PresenceAction,
     pub data: MemberData,
     pub timestamp_ms: u64,
     pub incarnation: u64,
-    /// Counted apart from messages, rising within a channel.
+    /// Number of the event, apart from messages, rising within a channel.
     pub sequence: u64,
-    /// Where the channel's messages stood.
+    /// Last message of the channel at the event.
     pub position: Stamp,
     _made_by_publish: (),
 }
 
-/// What an event is given under the channel's lock.
+/// Numbers and time that an event gets under the channel's lock.
 #[derive(Debug, Clone, Copy)]
 pub struct PresenceStamp {
     pub timestamp_ms: u64,
@@ -98,15 +99,15 @@ impl PresenceEvent {
         data: MemberData,
         stamp: PresenceStamp,
     ) -> Arc<Self> {
-        let owner = Owner { epoch, incarnation: stamp.incarnation };
+        let owner = SessionOwner { epoch, incarnation: stamp.incarnation };
         Self::made(key, member, owner, false, (action, data), stamp)
     }
 
-    /// Lets a member leave whose connection is lost.
-    pub(crate) fn departure(
+    /// The delayed leave of a member whose connection is lost.
+    pub(crate) fn delayed_leave(
         key: ChannelKey,
         member: MemberId,
-        owner: Owner,
+        owner: SessionOwner,
         data: MemberData,
         stamp: PresenceStamp,
     ) -> Arc<Self> {
@@ -116,8 +117,8 @@ impl PresenceEvent {
     fn made(
         key: ChannelKey,
         member: MemberId,
-        owner: Owner,
-        is_departure: bool,
+        owner: SessionOwner,
+        is_delayed_leave: bool,
         (action, data): (PresenceAction, MemberData),
         stamp: PresenceStamp,
     ) -> Arc<Self> {
@@ -127,7 +128,7 @@ impl PresenceEvent {
             key,
             member,
             owner,
-            is_departure,
+            is_delayed_leave,
             action,
             data,
             timestamp_ms,
@@ -138,18 +139,18 @@ impl PresenceEvent {
         })
     }
 
-    /// Of a form that no message id has. That of a departure is the same on whatever node it is made, so that it counts
-    /// once where two nodes make it: in one epoch a connection is lost once.
+    /// The id of the event, in a form that no message id has. A delayed leave has the same id on every node, so that it
+    /// counts once when two nodes make it: in one epoch a connection is lost once.
     pub fn id(&self) -> String {
         let MemberId { connection_id, client_id } = &self.member;
-        if self.is_departure {
-            let who = Digest::default().of(connection_id.as_bytes()).of(client_id.as_str().as_bytes());
-            return format!("{connection_id}:{}:{:016x}", self.owner.epoch, who.number());
+        if self.is_delayed_leave {
+            let digest = Digest::default().of(connection_id.as_bytes()).of(client_id.as_str().as_bytes());
+            return format!("{connection_id}:{}:{:016x}", self.owner.epoch, digest.number());
         }
         Self::id_at(self.incarnation, self.sequence)
     }
 
-    /// The id of an event that is no departure.
+    /// The id of an event that is no delayed leave.
     pub fn id_at(incarnation: u64, sequence: u64) -> String {
         format!("p:{incarnation:016x}:{sequence}")
     }

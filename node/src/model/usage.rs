@@ -1,8 +1,8 @@
-//! What was done for an account, counted by whoever did it.
+//! Usage of an account, counted by the parts that serve it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a row of the metrics counts; `bytes` is 0 where nothing is said of it.
+/// Kinds of metric rows; `bytes` is 0 unless stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UsageKind {
     /// Messages acknowledged, and their sizes. A repeated id is not counted again.
@@ -57,7 +57,7 @@ impl UsageKind {
         Self::QueueFailed,
     ];
 
-    /// As clients and stores know it.
+    /// The name for clients and stores.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Publish => "publish",
@@ -98,22 +98,22 @@ impl Amount {
     }
 }
 
-/// The counters of one account: shared by all that serve it, and emptied by the meter every few seconds.
+/// Counters of one account: shared by all parts that serve it, and emptied by the meter every few seconds.
 #[derive(Debug, Default)]
 pub struct Usage {
-    counters: [Counter; UsageKind::ALL.len()],
+    counters: [UsageCounter; UsageKind::ALL.len()],
 }
 
-/// On a cache line of its own, so that publishers and shards do not wait for each other's.
+/// A counter on its own cache line, so that publishers and shards do not contend.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Counter {
+struct UsageCounter {
     count: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Usage {
-    /// To be called before what is counted can be seen from outside. Costs two additions.
+    /// Adds to a counter, at the cost of two additions. To be called before the effect is visible from outside.
     pub fn count(&self, kind: UsageKind, count: u64, bytes: u64) {
         let counter = &self.counters[kind as usize];
         counter.count.fetch_add(count, Ordering::Relaxed);
@@ -122,7 +122,7 @@ impl Usage {
         }
     }
 
-    /// What was counted since the last call. `None`: nothing.
+    /// Takes the amount since the last call; `None` if nothing was counted.
     pub fn take(&self, kind: UsageKind) -> Option<Amount> {
         let counter = &self.counters[kind as usize];
         let taken = |cell: &AtomicU64| match cell.load(Ordering::Relaxed) {
@@ -133,7 +133,7 @@ impl Usage {
         (amount != Amount::default()).then_some(amount)
     }
 
-    /// Nothing was counted since the last `take` of each kind.
+    /// Whether nothing was counted since the last `take` of each kind.
     pub fn is_empty(&self) -> bool {
         let is_zero = |cell: &AtomicU64| cell.load(Ordering::Relaxed) == 0;
         self.counters.iter().all(|counter| is_zero(&counter.count) && is_zero(&counter.bytes))

@@ -1,4 +1,4 @@
-//! What only the node does at which a message entered.
+//! Work that only the node does at which a message entered the cluster.
 
 pub mod backup;
 mod disk;

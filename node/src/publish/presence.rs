@@ -1,20 +1,20 @@
-//! Presence comes in here: checked, numbered, handed to the hub and to the origin's store.
+//! Entry of presence: checks, numbers, hands over to the hub and to the origin's store.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use super::{Inner, Publisher};
+use super::{Publisher, PublisherInner};
 use crate::accounts::Account;
-use crate::hub::{Change, PresenceRefused};
+use crate::hub::{PresenceChange, PresenceRefusal};
 use crate::model::{ChannelKey, MemberId, PresenceAction, PresenceEvent, UsageKind, message_bytes};
-use crate::origin::history::Done;
-use crate::origin::outbox::{Routes, Source};
-use crate::pulse;
-use crate::telemetry::{Limit, OFTEN};
+use crate::origin::history::StoreCallback;
+use crate::origin::outbox::{EventSource, Routes};
+use crate::stall_detector;
+use crate::telemetry::{Limit, RATE_LIMITED};
 
-/// What a client does on a channel, under a principal whose capability was checked.
+/// A presence action of a client on a channel, under a principal whose capability was checked.
 #[derive(Debug)]
 pub struct PresenceRequest {
     pub key: ChannelKey,
@@ -22,7 +22,7 @@ pub struct PresenceRequest {
     pub member: MemberId,
     pub epoch: u64,
     pub action: PresenceAction,
-    /// JSON text.
+    /// Data as JSON text.
     pub data: Option<Box<RawValue>>,
 }
 
@@ -31,10 +31,10 @@ pub enum PresenceError {
     /// Nothing was changed.
     DataTooLarge { bytes: usize, bytes_max: usize },
     /// Nothing was changed.
-    Refused(PresenceRefused),
-    /// Nothing was changed: the store has more waiting than it takes.
+    Refused(PresenceRefusal),
+    /// Nothing was changed: too much waits for the store.
     Busy,
-    /// It happened, and is not known to be stored.
+    /// The change was made, and is not known to be stored.
     Unavailable,
 }
 
@@ -56,10 +56,10 @@ impl std::error::Error for PresenceError {}
 pub type PresenceDone = Box<dyn FnOnce(Result<(), PresenceError>) + Send>;
 
 impl Publisher {
-    /// Carries out a presence request; `done` runs exactly once, at once for what changes nothing, else when the event
-    /// is stored and other nodes have it, on any thread. The change is made and on its way when this returns.
+    /// Carries out a presence request. `done` runs exactly once, on any thread: at once if nothing changes, else when
+    /// the event is stored and peers have it. The change is made and on its way when this returns.
     pub fn present(&self, request: PresenceRequest, done: PresenceDone) {
-        pulse::pass();
+        stall_detector::halt_if_stalled();
         let inner = &self.inner;
         let bytes = request.data.as_ref().map_or(0, |data| data.get().len());
         let bytes_max = inner.limits.presence_data_bytes;
@@ -71,11 +71,11 @@ impl Publisher {
         if retention_hours.is_some() && inner.store.is_full() {
             return done(Err(PresenceError::Busy));
         }
-        let Ok(routes) = inner.targets.of(&request.account, &request.key, Source::Presence) else {
+        let Ok(routes) = inner.targets.of(&request.account, &request.key, EventSource::Presence) else {
             return done(Err(PresenceError::Busy));
         };
         let PresenceRequest { key, account, member, epoch, action, data } = request;
-        let change = Change { member: member.clone(), epoch, action, data: data.map(Arc::from) };
+        let change = PresenceChange { member: member.clone(), epoch, action, data: data.map(Arc::from) };
         let mut waiting = Some((done, routes));
         let presented = inner.hub.present(&key, change, &inner.limits, |action, data, stamp| {
             let event = PresenceEvent::new(key.clone(), member, epoch, action, data, stamp);
@@ -93,8 +93,8 @@ impl Publisher {
     }
 }
 
-impl Inner {
-    /// None: nothing of the channel is stored.
+impl PublisherInner {
+    /// The retention of the channel; none if it keeps no history.
     pub(super) fn retention_hours(&self, account: &Account, key: &ChannelKey) -> Option<u32> {
         let policy = account.policy(key.channel());
         policy.history.then_some(policy.retention_hours)
@@ -112,13 +112,13 @@ impl Inner {
         let usage = Arc::clone(&account.usage);
         let client_id = event.member.client_id.as_str();
         let bytes = message_bytes(None, event.data.as_deref(), None, Some(client_id)) as u64;
-        let stored: Done = Box::new(move |result| match result {
+        let stored: StoreCallback = Box::new(move |result| match result {
             Err(error) if retention_hours.is_some() => {
-                tracing::warn!(target: OFTEN, %error, "a presence event was not stored");
+                tracing::warn!(target: RATE_LIMITED, %error, "a presence event was not stored");
                 done(Err(PresenceError::Unavailable));
             }
             _ => {
-                // Without history nothing was promised but to last over a restart where the store can.
+                // A channel without history promises only that members survive a restart, where the store can.
                 usage.count(UsageKind::Presence, 1, bytes);
                 done(Ok(()));
             }
@@ -128,10 +128,10 @@ impl Inner {
     }
 }
 
-fn limit_of(refused: &PresenceRefused) -> Limit {
+fn limit_of(refused: &PresenceRefusal) -> Limit {
     match refused {
-        PresenceRefused::Channel { .. } => Limit::PresenceMembers,
-        PresenceRefused::Connection { .. } => Limit::PresenceConnectionMembers,
-        PresenceRefused::Node { .. } => Limit::PresenceBytes,
+        PresenceRefusal::Channel { .. } => Limit::PresenceMembers,
+        PresenceRefusal::Connection { .. } => Limit::PresenceConnectionMembers,
+        PresenceRefusal::Node { .. } => Limit::PresenceBytes,
     }
 }

@@ -1,4 +1,4 @@
-//! What a publish asks for, and how it is answered.
+//! A publish request, and its answer.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use fanfare_proto::serial::Serial;
 use super::PublishDone;
 use crate::accounts::Account;
 use crate::model::{ChannelKey, ClientId, ConnectionId, Draft, DraftError, KeyName, NameError, Stamp};
-use crate::telemetry::{Limit, Span};
+use crate::telemetry::{Limit, TraceSpan};
 
 /// Messages of one publisher for one channel, from a principal whose capability was checked.
 #[derive(Debug)]
@@ -19,14 +19,14 @@ pub struct PublishRequest {
     pub key_name: KeyName,
     pub connection_id: ConnectionId,
     pub client_id: Option<ClientId>,
-    /// In publish order; all or none is accepted.
+    /// Messages in publish order; all are accepted or none.
     pub messages: Vec<Draft>,
-    /// Ends with the publish.
-    pub span: Span,
+    /// Span that ends with the publish.
+    pub span: TraceSpan,
 }
 
 impl PublishRequest {
-    pub(super) fn take_span(&mut self) -> Span {
+    pub(super) fn take_span(&mut self) -> TraceSpan {
         std::mem::take(&mut self.span)
     }
 
@@ -56,14 +56,14 @@ impl PublishAck {
 pub enum PublishError {
     /// Nothing was published.
     Draft(DraftError),
-    /// Nothing is known to be stored: retry with the same id.
+    /// No message is known to be stored: the client retries with the same id.
     Unavailable,
-    /// Nothing was published: the store has more waiting than it takes, or a shard.
+    /// Nothing was published: too much waits for the store or a shard.
     Busy,
 }
 
 impl PublishError {
-    /// A word, as traces have it.
+    /// The reason as one word, for traces.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Self::Draft(_) => "refused",
@@ -87,7 +87,7 @@ impl fmt::Display for PublishError {
 
 impl std::error::Error for PublishError {}
 
-/// The limit that a message is over.
+/// The limit that a message exceeds.
 pub(super) fn limit_of(error: &DraftError) -> Option<Limit> {
     match error {
         DraftError::TooLarge { .. } => Some(Limit::MessageBytes),

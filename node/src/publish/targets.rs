@@ -1,65 +1,69 @@
-//! The way of an event to the integrations and queues of its account: into the outbox, before it is acknowledged.
+//! The path of an event to the integrations and queues of its account: into the outbox, before it is acknowledged.
 //!
-//! A message whose id the client gave is stored only when its outbox has it, since a publisher that tries again is then answered from
-//! the store alone. Any other is written to both at once. A later publish on its channel is stored behind it, so
-//! that the store has a channel in its order.
+//! A message with a client-given id is stored only once the outbox has it, since a retry is then answered from the store alone. Any other
+//! message is written to both at once. A later publish on the channel is stored after it, so that the store keeps the channel's order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::{Inner, both};
+use super::{PublisherInner, after_both};
 use crate::accounts::Account;
-use crate::model::{ChannelKey, PresenceEvent, Published};
-use crate::origin::history::{Done, StoreError};
-use crate::origin::outbox::{Outbox, Routes, Source};
+use crate::model::{ChannelKey, PresenceEvent, PublishedMessages};
+use crate::origin::history::{StoreCallback, StoreError};
+use crate::origin::outbox::{EventOutbox, EventSource, Routes};
 
-/// Stores an event, which then runs the callback.
-type Store = Box<dyn FnOnce(Done) + Send>;
+/// An append that stores an event and then runs the callback.
+type StoreAppend = Box<dyn FnOnce(StoreCallback) + Send>;
 
-/// The outbox, from when it is open on.
+/// The outbox, once it is open.
 #[derive(Default)]
-pub(super) struct Targets {
-    outbox: OnceLock<Outbox>,
-    /// How many publishes of each channel wait for the outbox before they are stored.
+pub(super) struct PublishTargets {
+    outbox: OnceLock<EventOutbox>,
+    /// Number of publishes of each channel that wait for the outbox before they are stored.
     behind: Arc<Mutex<HashMap<ChannelKey, usize>>>,
 }
 
-/// Why nothing is published for a target.
+/// Refusal of a publish because the outbox of a target is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NoRoom;
+pub(super) struct OutboxFull;
 
-impl Targets {
-    pub(super) fn open(&self, outbox: Outbox) {
+impl PublishTargets {
+    pub(super) fn open(&self, outbox: EventOutbox) {
         let _first = self.outbox.set(outbox);
     }
 
     /// The targets of an event on this channel.
-    pub(super) fn of(&self, account: &Account, key: &ChannelKey, source: Source) -> Result<Routes, NoRoom> {
+    pub(super) fn of(
+        &self,
+        account: &Account,
+        key: &ChannelKey,
+        source: EventSource,
+    ) -> Result<Routes, OutboxFull> {
         let Some(outbox) = self.outbox.get() else {
-            return if account.integrations.is_empty() { Ok(Routes::default()) } else { Err(NoRoom) };
+            return if account.integrations.is_empty() { Ok(Routes::default()) } else { Err(OutboxFull) };
         };
         let routes = outbox.routes(account, key, source);
-        if !routes.is_empty() && outbox.is_full() { Err(NoRoom) } else { Ok(routes) }
+        if !routes.is_empty() && outbox.is_full() { Err(OutboxFull) } else { Ok(routes) }
     }
 
-    /// The same, also when there is no room: of what cannot be refused any more.
-    pub(super) fn of_begun(&self, account: &Account, key: &ChannelKey, source: Source) -> Routes {
+    /// The targets of an event that cannot be refused any more, even if the outbox is full.
+    pub(super) fn of_accepted(&self, account: &Account, key: &ChannelKey, source: EventSource) -> Routes {
         self.outbox.get().map_or_else(Routes::default, |outbox| outbox.routes(account, key, source))
     }
 
-    pub(super) fn outbox(&self) -> Option<&Outbox> {
+    pub(super) fn outbox(&self) -> Option<&EventOutbox> {
         self.outbox.get()
     }
 
-    /// Whether something of the channel waits for the outbox before it is stored.
+    /// Whether a publish of the channel waits for the outbox before it is stored.
     fn is_behind(&self, key: &ChannelKey) -> bool {
         self.outbox.get().is_some() && self.behind.lock().contains_key(key)
     }
 
-    /// A callback that runs `store` when the outbox has the event.
-    fn first(&self, key: &ChannelKey, store: Store, done: Done) -> Done {
+    /// A callback that runs `store` once the outbox has the event.
+    fn first(&self, key: &ChannelKey, store: StoreAppend, done: StoreCallback) -> StoreCallback {
         *self.behind.lock().entry(key.clone()).or_default() += 1;
         let (behind, key) = (Arc::clone(&self.behind), key.clone());
         Box::new(move |result: Result<(), StoreError>| {
@@ -67,7 +71,7 @@ impl Targets {
                 Ok(()) => store(done),
                 Err(error) => done(Err(error)),
             }
-            // Only now, so that what is published meanwhile is stored behind it.
+            // Not earlier, so that publishes made meanwhile are stored after it.
             let mut behind = behind.lock();
             if let Some(count) = behind.get_mut(&key) {
                 *count -= 1;
@@ -79,14 +83,14 @@ impl Targets {
     }
 }
 
-impl Inner {
-    /// Writes the messages to the outbox and the store. Under the lock of the channel.
+impl PublisherInner {
+    /// Writes the messages to the outbox and the store, under the channel's lock.
     pub(super) fn keep(
         self: &Arc<Self>,
-        published: &Arc<Published>,
+        published: &Arc<PublishedMessages>,
         routes: Routes,
         retention_hours: Option<u32>,
-        done: Done,
+        done: StoreCallback,
     ) {
         let outbox = match self.targets.outbox.get() {
             Some(outbox) if !routes.is_empty() || self.targets.is_behind(&published.key) => outbox,
@@ -95,24 +99,24 @@ impl Inner {
         let has_given_ids = published.messages.iter().any(|message| message.id_given);
         if has_given_ids || self.targets.is_behind(&published.key) {
             let (inner, stored) = (Arc::clone(self), Arc::clone(published));
-            let store: Store = Box::new(move |done| inner.store.append(stored, retention_hours, done));
+            let store: StoreAppend = Box::new(move |done| inner.store.append(stored, retention_hours, done));
             let first = self.targets.first(&published.key, store, done);
             return match routes.is_empty() {
                 true => outbox.pass(first),
                 false => outbox.put_messages(published, &routes, first),
             };
         }
-        let done = both(done, |confirmed| outbox.put_messages(published, &routes, confirmed));
+        let done = after_both(done, |confirmed| outbox.put_messages(published, &routes, confirmed));
         self.store.append(Arc::clone(published), retention_hours, done);
     }
 
-    /// Writes the presence event to the outbox and the store; the same.
+    /// Writes the presence event to the outbox and the store, under the channel's lock.
     pub(super) fn keep_presence(
         self: &Arc<Self>,
         event: &Arc<PresenceEvent>,
         routes: Routes,
         retention_hours: Option<u32>,
-        done: Done,
+        done: StoreCallback,
     ) {
         let outbox = match self.targets.outbox.get() {
             Some(outbox) if !routes.is_empty() || self.targets.is_behind(&event.key) => outbox,
@@ -120,7 +124,7 @@ impl Inner {
         };
         if self.targets.is_behind(&event.key) {
             let (inner, stored) = (Arc::clone(self), Arc::clone(event));
-            let store: Store =
+            let store: StoreAppend =
                 Box::new(move |done| inner.store.append_presence(stored, retention_hours, done));
             let first = self.targets.first(&event.key, store, done);
             return match routes.is_empty() {
@@ -128,7 +132,7 @@ impl Inner {
                 false => outbox.put_presence(event, &routes, first),
             };
         }
-        let done = both(done, |confirmed| outbox.put_presence(event, &routes, confirmed));
+        let done = after_both(done, |confirmed| outbox.put_presence(event, &routes, confirmed));
         self.store.append_presence(Arc::clone(event), retention_hours, done);
     }
 }

@@ -1,4 +1,4 @@
-//! The publish path over a store that records what it is asked, and a target that records what it gets.
+//! The publish path over a store that records its calls, and a target that records its deliveries.
 
 mod ids;
 mod order;
@@ -11,11 +11,11 @@ use serde_json::value::RawValue;
 
 use super::*;
 use crate::accounts::{Account, Accounts};
-use crate::hub::{Delivery, DeliveryTarget, Mark, PresenceDelivery};
+use crate::hub::{ChannelPosition, DeliveryTarget, MessageDelivery, PresenceDelivery};
 use crate::model::{
     AccountId, ChannelKey, ChannelName, ClientId, Clock, ConnectionId, PresenceEvent, draft_bytes,
 };
-use crate::origin::history::FoundIds;
+use crate::origin::history::IdLookupCallback;
 use crate::testing::FakeStore;
 
 const DIRECTORY: &str = r#"
@@ -32,29 +32,29 @@ pattern = "short:*"
 retention_hours = 24
 "#;
 
-/// What the store was asked, in order.
+/// A recorded call of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Asked {
+enum PublishStoreCall {
     Find(Vec<String>),
     Append { sequences: Vec<u64>, retention_hours: Option<u32> },
     Presence { sequence: u64, retention_hours: Option<u32> },
 }
 
-type HeldAnswer = Box<dyn FnOnce(&Store) + Send>;
+type HeldAnswer = Box<dyn FnOnce(&PublishTestStore) + Send>;
 
 #[derive(Default)]
-struct Store {
-    asked: Mutex<Vec<Asked>>,
+struct PublishTestStore {
+    asked: Mutex<Vec<PublishStoreCall>>,
     known: Mutex<HashMap<(IdScope, Box<str>), Stamp>>,
     find_error: Mutex<Option<StoreError>>,
     append_error: Mutex<Option<StoreError>>,
     full: Mutex<bool>,
-    /// Answers wait for [`Store::release`].
+    /// Answers wait for [`PublishTestStore::release`].
     holds: Mutex<bool>,
     held: Mutex<Vec<HeldAnswer>>,
 }
 
-impl Store {
+impl PublishTestStore {
     fn hold_or_run(&self, answer: HeldAnswer) {
         if *self.holds.lock() {
             self.held.lock().push(answer);
@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    /// Answers what was held, in the order in which it was asked.
+    /// Answers the held calls in their order.
     fn release(&self) {
         *self.holds.lock() = false;
         loop {
@@ -77,15 +77,15 @@ impl Store {
         }
     }
 
-    fn take_asked(&self) -> Vec<Asked> {
+    fn take_asked(&self) -> Vec<PublishStoreCall> {
         std::mem::take(&mut *self.asked.lock())
     }
 }
 
-impl FakeStore for Store {
-    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+impl FakeStore for PublishTestStore {
+    fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         let sequences = published.messages.iter().map(|message| message.sequence).collect();
-        self.asked.lock().push(Asked::Append { sequences, retention_hours });
+        self.asked.lock().push(PublishStoreCall::Append { sequences, retention_hours });
         let error = self.append_error.lock().clone();
         if error.is_none() {
             let scope = IdScope {
@@ -101,8 +101,8 @@ impl FakeStore for Store {
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
-        self.asked.lock().push(Asked::Presence { sequence: event.sequence, retention_hours });
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
+        self.asked.lock().push(PublishStoreCall::Presence { sequence: event.sequence, retention_hours });
         let error = self.append_error.lock().clone();
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
     }
@@ -111,8 +111,8 @@ impl FakeStore for Store {
         *self.full.lock()
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
-        self.asked.lock().push(Asked::Find(ids.iter().map(ToString::to_string).collect()));
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
+        self.asked.lock().push(PublishStoreCall::Find(ids.iter().map(ToString::to_string).collect()));
         let error = self.find_error.lock().clone();
         self.hold_or_run(Box::new(move |store| {
             let stamps = |known: &HashMap<_, Stamp>| {
@@ -128,14 +128,14 @@ impl FakeStore for Store {
 }
 
 #[derive(Default)]
-struct Target {
+struct PublishTestTarget {
     congested: AtomicBool,
-    deliveries: Mutex<Vec<Arc<Delivery>>>,
+    deliveries: Mutex<Vec<Arc<MessageDelivery>>>,
     presence: Mutex<Vec<Arc<PresenceDelivery>>>,
 }
 
-impl DeliveryTarget for Target {
-    fn deliver(&self, delivery: Arc<Delivery>) {
+impl DeliveryTarget for PublishTestTarget {
+    fn deliver(&self, delivery: Arc<MessageDelivery>) {
         self.deliveries.lock().push(delivery);
     }
 
@@ -143,36 +143,36 @@ impl DeliveryTarget for Target {
         self.presence.lock().push(delivery);
     }
 
-    fn lose(&self, _channel: u64, _mark: &Mark) {}
+    fn lose_continuity(&self, _channel: u64, _mark: &ChannelPosition) {}
 
     fn congested(&self) -> bool {
         self.congested.load(Ordering::SeqCst)
     }
 }
 
-type Answered = Arc<Mutex<Vec<Result<PublishAck, PublishError>>>>;
+type PublishResults = Arc<Mutex<Vec<Result<PublishAck, PublishError>>>>;
 
-struct Node {
-    store: Arc<Store>,
-    target: Arc<Target>,
+struct PublishTestNode {
+    store: Arc<PublishTestStore>,
+    target: Arc<PublishTestTarget>,
     hub: Arc<Hub>,
     account: Arc<Account>,
     publisher: Publisher,
 }
 
-impl Node {
+impl PublishTestNode {
     fn new() -> Self {
         Self::waiting(Duration::from_secs(2))
     }
 
     fn waiting(store_wait: Duration) -> Self {
-        let (store, target) = (Arc::new(Store::default()), Arc::new(Target::default()));
+        let (store, target) = (Arc::new(PublishTestStore::default()), Arc::new(PublishTestTarget::default()));
         let targets = vec![Arc::clone(&target) as Arc<dyn DeliveryTarget>];
         let hub = Arc::new(Hub::new(targets, Clock::manual(1_767_225_600_500), &Limits::default()));
         let directory = Accounts::from_text(DIRECTORY).unwrap().current();
         let account = Arc::clone(directory.account(&AccountId::new("acme-prod")).unwrap());
         let published = metrics::counter!("published");
-        let inner = Inner {
+        let inner = PublisherInner {
             hub: Arc::clone(&hub),
             store: Arc::clone(&store) as Arc<dyn HistoryStore>,
             limits: Limits::default(),
@@ -182,8 +182,8 @@ impl Node {
             presence: metrics::counter!("presence"),
             missed: AtomicBool::new(false),
             has_missed: Notify::new(),
-            departures: Departures::default(),
-            targets: Targets::default(),
+            delayed_leaves: DelayedLeaves::default(),
+            targets: PublishTargets::default(),
             routing: None,
             claims_ids: false,
         };
@@ -204,13 +204,13 @@ impl Node {
             connection_id: ConnectionId::from_bytes([1; 16]),
             client_id: None,
             messages,
-            span: Span::default(),
+            span: TraceSpan::default(),
         }
     }
 
-    /// Begins a publish; the list gets its outcome.
-    fn begin(&self, request: PublishRequest, queued: bool) -> Answered {
-        let answered = Answered::default();
+    /// Begins a publish; the returned list gets its outcome.
+    fn begin(&self, request: PublishRequest, queued: bool) -> PublishResults {
+        let answered = PublishResults::default();
         let answers = Arc::clone(&answered);
         self.publisher.publish(request, queued, Box::new(move |result| answers.lock().push(result)));
         answered
@@ -234,7 +234,7 @@ impl Node {
     }
 }
 
-fn one(answered: &Answered) -> Result<PublishAck, PublishError> {
+fn one(answered: &PublishResults) -> Result<PublishAck, PublishError> {
     let answered = answered.lock();
     assert_eq!(answered.len(), 1, "answered exactly once");
     answered[0].clone()
@@ -252,10 +252,10 @@ fn given(id: &str) -> Draft {
     Draft { id: Some(id.into()), ..Draft::default() }
 }
 
-fn append(sequences: &[u64], retention_hours: Option<u32>) -> Asked {
-    Asked::Append { sequences: sequences.to_vec(), retention_hours }
+fn append(sequences: &[u64], retention_hours: Option<u32>) -> PublishStoreCall {
+    PublishStoreCall::Append { sequences: sequences.to_vec(), retention_hours }
 }
 
-fn find(ids: &[&str]) -> Asked {
-    Asked::Find(ids.iter().map(ToString::to_string).collect())
+fn find(ids: &[&str]) -> PublishStoreCall {
+    PublishStoreCall::Find(ids.iter().map(ToString::to_string).collect())
 }

@@ -1,61 +1,61 @@
-//! Attach and detach: what a connection gets of a channel.
+//! Attach and detach: what a connection receives of a channel.
 
 use fanfare_proto::frame::{self, Attached, ServerFrame, code};
 use fanfare_proto::serial::Serial;
 
 use super::rewind::Rewind;
-use super::{Context, Leaving, Output, PublishResult, Session};
+use super::{Context, LeaveScope, Output, PublishResult, Session};
 use crate::model::{ChannelName, Operation};
 use crate::telemetry::{Limit, count_loss};
 
-/// A channel that the connection is attached to, with the granted modes.
+/// An attached channel with the granted modes.
 #[derive(Debug)]
 pub(super) struct Attachment {
     channel: ChannelName,
     modes: Modes,
-    /// The credential may publish there, whatever the modes are.
+    /// True if the credential may publish there, whatever the modes are.
     publishes: bool,
-    /// The client is told how many are at the channel.
+    /// True if the client watches the channel's occupancy.
     watches: bool,
 }
 
-/// What op 9 will say beside the position.
+/// Content of op 9 beside the position.
 #[derive(Debug, Clone)]
 pub struct AttachReply {
     pub channel: ChannelName,
     id: Option<String>,
     modes: Modes,
-    /// In the channel's lane, when what comes after it waits for the answer.
+    /// Ticket in the channel's request queue, if later requests wait for this answer.
     ticket: Option<u64>,
     is_rewind: bool,
 }
 
 impl AttachReply {
-    /// Continuity was not asked for.
+    /// True if the attach asked for a rewind and not for continuity.
     pub fn is_rewind(&self) -> bool {
         self.is_rewind
     }
 }
 
-/// Where the delivery of an attach begins.
+/// Start of the delivery after an attach.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Begin {
-    /// After all that was published before.
+pub enum DeliveryStart {
+    /// Now: only later messages.
     Now,
-    /// After this position of the client, if it can still be told what follows it.
+    /// Resume after this position of the client, if its missed messages can be found.
     After(Serial),
-    /// Some messages before now.
-    Back(Rewind),
-    /// Where it is: the channel was attached before.
-    Kept,
+    /// Rewind to some messages before now.
+    Rewind(Rewind),
+    /// Unchanged: the channel was attached before.
+    Unchanged,
 }
 
-/// Where the connection stands in a channel.
+/// Outcome of an attach.
 #[derive(Debug, Clone)]
-pub struct Standing {
-    /// The position before the first frame that follows.
+pub struct AttachOutcome {
+    /// Position before the first frame that follows.
     pub position: Serial,
-    /// Nothing is missing between the client's position and this one.
+    /// True if no message is missing between the client's position and this one.
     pub resumed: bool,
     pub warning: Option<&'static str>,
 }
@@ -92,35 +92,34 @@ impl Modes {
 }
 
 impl Session {
-    /// Whether the channel is still attached with something that is delivered.
+    /// True if the channel is still attached with any delivery.
     pub fn is_delivered(&self, channel: &ChannelName) -> bool {
-        self.place(channel).is_ok_and(|place| self.attached[place].modes.delivers())
+        self.find_attachment(channel).is_ok_and(|place| self.attached[place].modes.delivers())
     }
 
-    /// The outcome of an [`Output::Attach`], and whether a member list follows, which op 9 tells the client, whatever was
-    /// asked since.
+    /// Completes an [`Output::Attach`]. Op 9 tells the client the outcome, and whether a member list follows, whatever was requested since.
     pub fn attached(
         &mut self,
         cx: Context<'_>,
         reply: &AttachReply,
-        standing: &Standing,
+        outcome: &AttachOutcome,
         presence: bool,
         out: &mut Vec<Output>,
     ) {
-        let Some(ticket) = reply.ticket else { return self.say_attached(reply, standing, presence, out) };
-        // The capability may have been narrowed while the answer was looked for.
-        let modes = self.place(&reply.channel).map_or(Modes(0), |place| self.attached[place].modes);
+        let Some(ticket) = reply.ticket else { return self.send_attached(reply, outcome, presence, out) };
+        // The capability may have been narrowed while the start was searched.
+        let modes = self.find_attachment(&reply.channel).map_or(Modes(0), |place| self.attached[place].modes);
         let result = if modes == Modes(0) {
             let error = "the capability no longer covers this channel".to_owned();
             PublishResult::Refused { code: code::CAPABILITY, error, reason: None }
         } else {
-            self.say_attached(&AttachReply { modes, ..reply.clone() }, standing, presence, out);
-            PublishResult::Said
+            self.send_attached(&AttachReply { modes, ..reply.clone() }, outcome, presence, out);
+            PublishResult::AlreadyAnswered
         };
         self.answered(cx, ticket, result, out);
     }
 
-    /// Tells a client that did not ask that what it was to be given is not there any more; delivery goes on from here.
+    /// Tells a client of a continuity loss outside an attach; delivery continues from this position.
     pub fn continuity_lost(
         &self,
         channel: &ChannelName,
@@ -128,22 +127,28 @@ impl Session {
         presence: bool,
         out: &mut Vec<Output>,
     ) {
-        let Ok(place) = self.place(channel) else { return };
+        let Ok(place) = self.find_attachment(channel) else { return };
         count_loss();
         let modes = self.attached[place].modes;
         let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, is_rewind: false };
-        self.say_attached(&reply, &Standing { position, resumed: false, warning: None }, presence, out);
+        self.send_attached(&reply, &AttachOutcome { position, resumed: false, warning: None }, presence, out);
     }
 
-    fn say_attached(&self, reply: &AttachReply, standing: &Standing, presence: bool, out: &mut Vec<Output>) {
+    fn send_attached(
+        &self,
+        reply: &AttachReply,
+        outcome: &AttachOutcome,
+        presence: bool,
+        out: &mut Vec<Output>,
+    ) {
         let attached = Attached {
             id: reply.id.as_deref(),
             channel: reply.channel.as_str(),
-            serial: &standing.position.to_string(),
-            resumed: standing.resumed,
+            serial: &outcome.position.to_string(),
+            resumed: outcome.resumed,
             presence,
             modes: &reply.modes.names(),
-            warning: standing.warning,
+            warning: outcome.warning,
         };
         out.push(Output::Frame(frame::encode(&ServerFrame::Attached(attached), self.format)));
     }
@@ -180,7 +185,7 @@ impl Session {
             Ok(rewind) => rewind.filter(|_| modes.holds(Operation::Subscribe)),
             Err(refused) => return self.answer(id.as_deref(), refused, out),
         };
-        let place = self.place(&channel);
+        let place = self.find_attachment(&channel);
         let was_delivered = self.is_delivered(&channel);
         match place {
             Ok(place) => {
@@ -201,25 +206,25 @@ impl Session {
                 );
             }
         }
-        // A serial that cannot be read is no position: delivery begins now, and the client is told so.
+        // An unreadable serial is no position: delivery starts now, and the client is told so.
         let after = attach.serial.as_deref().and_then(|text| text.parse().ok());
         let begin = match (place, attach.serial.is_some(), after, rewind) {
-            (Ok(_), ..) => Begin::Kept,
-            (Err(_), true, Some(position), _) => Begin::After(position),
-            (Err(_), false, _, Some(rewind)) => Begin::Back(rewind),
-            (Err(_), ..) => Begin::Now,
+            (Ok(_), ..) => DeliveryStart::Unchanged,
+            (Err(_), true, Some(position), _) => DeliveryStart::After(position),
+            (Err(_), false, _, Some(rewind)) => DeliveryStart::Rewind(rewind),
+            (Err(_), ..) => DeliveryStart::Now,
         };
         let waits = cx.is_clustered && modes.delivers() && !was_delivered;
-        let is_looked_for = waits || matches!(begin, Begin::After(_) | Begin::Back(_));
-        let ticket = is_looked_for.then(|| self.begin_in_lane(&channel, id.clone()));
-        let is_rewind = matches!(begin, Begin::Back(_));
+        let is_looked_for = waits || matches!(begin, DeliveryStart::After(_) | DeliveryStart::Rewind(_));
+        let ticket = is_looked_for.then(|| self.begin_in_queue(&channel, id.clone()));
+        let is_rewind = matches!(begin, DeliveryStart::Rewind(_));
         let reply = AttachReply { channel, id, modes, ticket, is_rewind };
         out.push(Output::Attach { delivers: modes.delivers(), begin, reply });
     }
 
     pub(super) fn detach(&mut self, channel: ChannelName, id: Option<&str>, out: &mut Vec<Output>) {
         self.send(&ServerFrame::Detached { id, channel: channel.as_str(), error: None, code: None }, out);
-        if let Ok(place) = self.place(&channel) {
+        if let Ok(place) = self.find_attachment(&channel) {
             self.attached.remove(place);
             out.push(Output::Detach { channel });
         }
@@ -227,33 +232,33 @@ impl Session {
 
     /// Whether messages, and whether presence, of a channel are delivered.
     pub fn takes(&self, channel: &ChannelName) -> (bool, bool) {
-        let modes = self.place(channel).map_or(Modes(0), |place| self.attached[place].modes);
+        let modes = self.find_attachment(channel).map_or(Modes(0), |place| self.attached[place].modes);
         (modes.holds(Operation::Subscribe), modes.holds(Operation::Presence))
     }
 
     /// Whether the credential may publish on a channel that is attached.
     pub fn publishes(&self, channel: &ChannelName) -> bool {
-        self.place(channel).is_ok_and(|place| self.attached[place].publishes)
+        self.find_attachment(channel).is_ok_and(|place| self.attached[place].publishes)
     }
 
-    /// Whether the client is to be told how many are at an attached channel.
+    /// True if the client watches the occupancy of an attached channel.
     pub fn watches(&self, channel: &ChannelName) -> bool {
-        self.place(channel).is_ok_and(|place| self.attached[place].watches)
+        self.find_attachment(channel).is_ok_and(|place| self.attached[place].watches)
     }
 
-    /// Whether the channel is attached, and nothing of it is delivered.
+    /// True if the channel is attached without any delivery.
     pub fn is_silent(&self, channel: &ChannelName) -> bool {
-        self.place(channel).is_ok_and(|place| !self.attached[place].modes.delivers())
+        self.find_attachment(channel).is_ok_and(|place| !self.attached[place].modes.delivers())
     }
 
-    /// What is attached, sorted by name.
+    /// Attached channels, sorted by name.
     pub fn channels(&self) -> impl Iterator<Item = &ChannelName> {
         self.attached.iter().map(|attachment| &attachment.channel)
     }
 
-    /// Takes from what is attached all that the present capability does not grant.
+    /// Removes modes that the present capability does not grant from all attached channels.
     pub(super) fn narrow(&mut self, out: &mut Vec<Output>) {
-        out.push(Output::Leave(Leaving::NotGranted));
+        out.push(Output::Leave(LeaveScope::NotGranted));
         let mut place = 0;
         while place < self.attached.len() {
             let channel = self.attached[place].channel.clone();
@@ -274,7 +279,11 @@ impl Session {
             if modes != before {
                 self.attached[place].modes = modes;
                 let reply = AttachReply { channel, id: None, modes, ticket: None, is_rewind: false };
-                out.push(Output::Attach { delivers: modes.delivers(), begin: Begin::Kept, reply });
+                out.push(Output::Attach {
+                    delivers: modes.delivers(),
+                    begin: DeliveryStart::Unchanged,
+                    reply,
+                });
             } else if (publishes, watches) != (published, watched) {
                 out.push(Output::Recount { channel });
             }
@@ -289,7 +298,7 @@ impl Session {
         Modes(allowed.fold(0, |bits, (bit, _)| bits | 1 << bit))
     }
 
-    fn place(&self, channel: &ChannelName) -> Result<usize, usize> {
+    fn find_attachment(&self, channel: &ChannelName) -> Result<usize, usize> {
         self.attached.binary_search_by(|attachment| attachment.channel.cmp(channel))
     }
 }

@@ -1,4 +1,4 @@
-//! The connection's credential over time: what `connected` says, refresh by op 15, and expiry.
+//! The connection's credential over time: its part of `connected`, refresh by op 15, and expiry.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::auth::{Principal, Reason};
 
 /// A client is asked for a new token this long before the old one expires.
 const REFRESH_AHEAD_MS: u64 = 30_000;
-/// After op 4 the client closes; the server does so when it has not.
+/// After op 4 the client closes. Otherwise the server closes after this time.
 const CLOSE_AFTER_MS: u64 = 1_000;
 
 impl Session {
@@ -25,16 +25,16 @@ impl Session {
         }
     }
 
-    /// When [`Session::tick`] has something to do, in epoch milliseconds.
+    /// Time at which [`Session::tick`] has work, in epoch milliseconds.
     pub fn due_ms(&self) -> Option<u64> {
         let expires = self.principal.expires_ms?;
         Some(if self.refresh_asked { expires } else { expires.saturating_sub(REFRESH_AHEAD_MS) })
     }
 
-    pub(super) fn say_connected(&self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
+    pub(super) fn send_connected(&self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
         let connected = Connected {
-            connection_id: &self.tenure.connection_id.to_string(),
-            connection_key: &cx.keys.seal(&self.tenure, &self.principal, self.client_id.as_ref()),
+            connection_id: &self.ownership.connection_id.to_string(),
+            connection_key: &cx.keys.seal(&self.ownership, &self.principal, self.client_id.as_ref()),
             client_id: self.client_id.as_ref().map(crate::model::ClientId::as_str),
             node_id: cx.node_id,
             resumed,
@@ -47,13 +47,13 @@ impl Session {
         self.send(&ServerFrame::Connected(connected), out);
     }
 
-    /// The same credential as the directory has it now: what it no longer grants is taken from what is attached.
+    /// Replaces the credential by its present form in the directory, and removes what it no longer grants.
     pub fn renew(&mut self, principal: Principal, out: &mut Vec<Output>) {
         self.principal = Arc::new(principal);
         self.narrow(out);
     }
 
-    /// Op 15: the new token takes over if it keeps the account and the clientId, else the old credential stands.
+    /// Op 15: replaces the credential by the new token if account and clientId stay the same; otherwise the old one stays.
     pub(super) fn refresh(&mut self, cx: Context<'_>, id: Option<&str>, token: &str, out: &mut Vec<Output>) {
         let principal = match cx.auth.authenticate_token(token) {
             Ok(principal) => principal,
@@ -79,7 +79,7 @@ impl Session {
         if let Some(id) = id {
             self.send(&ServerFrame::Ack { id, serials: None }, out);
         }
-        self.say_connected(cx, true, out);
+        self.send_connected(cx, true, out);
         self.narrow(out);
         self.tick(cx, out);
     }

@@ -1,11 +1,11 @@
-//! The socket protocol of one connection as a state machine: frames and answers in, outputs out, time passed in.
+//! Protocol of one connection as a state machine. Frames, answers and the time go in, outputs come out.
 
 mod attach;
 mod credential;
-mod lane;
 mod presence;
 mod publish;
 mod rate;
+mod request_queue;
 mod rewind;
 #[cfg(test)]
 mod tests;
@@ -14,71 +14,71 @@ use std::sync::Arc;
 
 use fanfare_proto::frame::{self, Body, Format, FrameError, Request, ServerFrame, close, code};
 
-use crate::auth::{Authenticator, ConnectionKeys, Principal, Refused};
-use crate::model::{ChannelName, ClientId, ConnectionId, Limits, Stamp, Tenure};
+use crate::auth::{Authenticator, ConnectionKeys, Principal, RefusedCredential};
+use crate::model::{ChannelName, ClientId, ConnectionId, Limits, SessionOwnership, Stamp};
 use crate::publish::{PresenceRequest, PublishRequest};
 use crate::telemetry::{Limit, count_nack};
 use attach::Attachment;
-pub use attach::{AttachReply, Begin, Standing};
-use lane::{Lane, Waiting};
-pub use presence::Leaving;
+pub use attach::{AttachOutcome, AttachReply, DeliveryStart};
+pub use presence::LeaveScope;
 pub use publish::PublishResult;
 use rate::RateLimit;
+use request_queue::{ChannelRequestQueue, WaitingRequest};
 pub use rewind::Rewind;
 
-/// Requests of one connection that wait for an answer; at the bound its socket is not read.
+/// Unanswered requests of one connection above which its socket is not read.
 const IN_FLIGHT_MAX: u32 = 1024;
-/// The same in bytes of their frames, counted since nothing was owed.
+/// The same bound in bytes of frames, counted since all requests were answered.
 const IN_FLIGHT_BYTES_MAX: u32 = 4 * 1024 * 1024;
 
-/// What a session needs to decide, lent for one call.
+/// Context that a session needs for its decisions, lent for one call.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
     pub limits: &'a Limits,
     pub auth: &'a Authenticator,
     pub keys: &'a ConnectionKeys,
     pub node_id: &'a str,
-    /// An attach may have to wait for other nodes.
+    /// True if an attach may have to wait for peers.
     pub is_clustered: bool,
     pub now_ms: u64,
 }
 
-/// What the connection's owner does, in this order.
+/// Action for the connection's owner; actions are performed in order.
 #[derive(Debug)]
 pub enum Output {
     /// An encoded payload to send.
     Frame(Vec<u8>),
-    /// The answer to a ping, with the bytes of it.
+    /// The answer to a ping, with the ping's bytes.
     Pong(Vec<u8>),
     /// Publish, and give the result back by [`Session::answered`].
     Publish { ticket: u64, request: Box<PublishRequest>, queued: bool },
     /// Change presence, and give the result back by [`Session::answered`].
     Present { ticket: u64, request: Box<PresenceRequest> },
     /// Members of this connection leave at once.
-    Leave(Leaving),
+    Leave(LeaveScope),
     /// Count and log that a new token was refused.
-    NoteRefused(Refused),
-    /// Begin delivery if `delivers` (else end it), and give the standing back by [`Session::attached`]: at once, or
-    /// later for a `begin` that is looked for.
-    Attach { delivers: bool, begin: Begin, reply: AttachReply },
+    NoteRefused(RefusedCredential),
+    /// Begin delivery if `delivers` (else end it), and report the outcome by [`Session::attached`]: at once, or later if the start must be
+    /// searched.
+    Attach { delivers: bool, begin: DeliveryStart, reply: AttachReply },
     /// End delivery.
     Detach { channel: ChannelName },
-    /// Look again at what the credential grants on an attached channel: nothing else of the attachment has changed.
+    /// Refresh what the credential grants on an attached channel; the attachment itself is unchanged.
     Recount { channel: ChannelName },
-    /// The frames before this one say why; close with this code after `after_ms`.
+    /// Close with this code after `after_ms`; earlier frames tell the reason.
     End { code: u16, after_ms: u64 },
 }
 
 #[derive(Debug)]
 pub struct Session {
     principal: Arc<Principal>,
-    tenure: Tenure,
+    ownership: SessionOwnership,
     /// Forced by the credential, or chosen by the client.
     client_id: Option<ClientId>,
     format: Format,
     /// Sorted by name.
     attached: Vec<Attachment>,
-    lanes: Vec<(ChannelName, Lane<Waiting>)>,
+    request_queues: Vec<(ChannelName, ChannelRequestQueue<WaitingRequest>)>,
     publishes: RateLimit,
     controls: RateLimit,
     next_ticket: u64,
@@ -93,16 +93,16 @@ impl Session {
     pub fn new(
         principal: Arc<Principal>,
         client_id: Option<ClientId>,
-        tenure: Tenure,
+        ownership: SessionOwnership,
         format: Format,
     ) -> Self {
         Self {
             principal,
-            tenure,
+            ownership,
             client_id,
             format,
             attached: Vec::new(),
-            lanes: Vec::new(),
+            request_queues: Vec::new(),
             publishes: RateLimit::default(),
             controls: RateLimit::default(),
             next_ticket: 0,
@@ -115,15 +115,15 @@ impl Session {
     }
 
     pub fn connection_id(&self) -> ConnectionId {
-        self.tenure.connection_id
+        self.ownership.connection_id
     }
 
-    /// The connection over its sockets.
-    pub fn tenure(&self) -> Tenure {
-        self.tenure
+    /// Owner of the session, by node and socket.
+    pub fn ownership(&self) -> SessionOwnership {
+        self.ownership
     }
 
-    /// The client has closed it, or was refused: nobody comes back to it.
+    /// True if the session cannot be resumed: the client has closed it, or was refused.
     pub fn ended_for_good(&self) -> bool {
         self.ended_for_good
     }
@@ -140,37 +140,37 @@ impl Session {
         self.format
     }
 
-    /// The client is owed so many answers that nothing more is read from it.
+    /// True if so many answers are pending that the socket is not read.
     pub fn is_full(&self) -> bool {
         self.in_flight >= IN_FLIGHT_MAX || self.in_flight_bytes >= IN_FLIGHT_BYTES_MAX
     }
 
-    /// All is said, and nothing more is looked at.
+    /// True after the final frames; further input is ignored.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// A request of the client is not answered yet.
-    pub fn is_owed(&self) -> bool {
+    /// True if a request of the client is not answered yet.
+    pub fn has_unanswered(&self) -> bool {
         self.in_flight > 0
     }
 
-    /// Reading goes on once half of the answers are given, not after each.
-    pub fn has_room(&self) -> bool {
+    /// True if reading may resume: when half of the answers are given, not after each.
+    pub fn can_resume_reading(&self) -> bool {
         self.in_flight <= IN_FLIGHT_MAX / 2 && self.in_flight_bytes < IN_FLIGHT_BYTES_MAX
     }
 
-    /// The first output of every connection: op 3. `resumed`: it was taken up from a former socket.
+    /// The first output of every connection: op 3. `resumed` is true if the session was taken over from an earlier socket.
     pub fn opened(&mut self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
-        self.say_connected(cx, resumed, out);
+        self.send_connected(cx, resumed, out);
         if resumed {
-            // The new credential may grant less than the former one did.
-            out.push(Output::Leave(Leaving::NotGranted));
+            // The new credential may grant less than the earlier one.
+            out.push(Output::Leave(LeaveScope::NotGranted));
         }
         self.tick(cx, out);
     }
 
-    /// One whole message from the client; `text` says which kind of frame brought it.
+    /// Handles one complete message of the client; `text` tells text frames from binary ones.
     pub fn message(&mut self, cx: Context<'_>, text: bool, payload: &[u8], out: &mut Vec<Output>) {
         if self.ended {
             return;
@@ -202,27 +202,27 @@ impl Session {
         }
     }
 
-    /// A ping is answered in the order in which it came, and not after the end.
+    /// Answers a ping in order; ignored after the end.
     pub fn ping(&mut self, payload: &[u8], out: &mut Vec<Output>) {
         if !self.ended {
             out.push(Output::Pong(payload.to_vec()));
         }
     }
 
-    /// One request less is owed an answer.
-    fn settled(&mut self) {
+    /// Counts one request as answered.
+    fn finish_request(&mut self) {
         self.in_flight -= 1;
         if self.in_flight == 0 {
             self.in_flight_bytes = 0;
         }
     }
 
-    /// Says op 7 and ends the connection for a broken frame.
+    /// Sends op 7 and ends the connection for an invalid frame.
     pub fn protocol_error(&mut self, error: &str, out: &mut Vec<Output>) {
         self.fail(error, code::BAD_REQUEST, close::PROTOCOL, out);
     }
 
-    /// Says op 7 without a channel, which means do not come back unchanged, and ends the connection.
+    /// Sends op 7 without a channel, which means that the client must not retry unchanged, and ends the connection.
     pub fn fail(&mut self, error: &str, code: u32, close_code: u16, out: &mut Vec<Output>) {
         if matches!(code, code::CREDENTIAL | code::CAPABILITY) {
             self.ended_for_good |= !self.ended;
@@ -232,7 +232,7 @@ impl Session {
         self.end(close_code, 0, out);
     }
 
-    /// Says op 4, which means come back after `reconnect_after_ms`, and ends the connection.
+    /// Sends op 4, which asks the client to reconnect after `reconnect_after_ms`, and ends the connection.
     pub fn disconnect(
         &mut self,
         error: &str,
@@ -249,7 +249,7 @@ impl Session {
         self.end(close_code, close_after_ms, out);
     }
 
-    /// The same for a connection beyond the ceiling of its tenant.
+    /// Sends op 4 for a connection above its tenant's limit, and ends the connection.
     pub fn disconnect_at_ceiling(
         &mut self,
         reconnect_after_ms: u64,
@@ -287,7 +287,7 @@ impl Session {
         }
     }
 
-    /// Everything that names a channel goes through the channel's lane, if there is one; a refusal too.
+    /// Handles a request that names a channel. It goes through the channel's queue, if there is one; a refusal too.
     fn channel_request(
         &mut self,
         cx: Context<'_>,
@@ -303,18 +303,18 @@ impl Session {
                 return self.nack(request.id.as_deref(), code::BAD_NAME, &error, None, out);
             }
         };
-        let joins = joins(&request);
-        match self.lane(&channel) {
+        let joins = is_concurrent(&request);
+        match self.request_queue(&channel) {
             Some(lane) if !joins || lane.has_waiting() => {
                 lane.wait(match refusal {
-                    None => Waiting::Request(request),
-                    Some(refused) => Waiting::Refused { id: request.id, refused },
+                    None => WaitingRequest::Request(request),
+                    Some(refused) => WaitingRequest::Refused { id: request.id, refused },
                 });
                 self.in_flight += 1;
             }
             _ if joins => {
                 self.in_flight += 1;
-                self.join(cx, channel.clone(), request, refusal, out);
+                self.start_concurrent(cx, channel.clone(), request, refusal, out);
                 self.advance(cx, &channel, out);
             }
             _ => match refusal {
@@ -338,8 +338,8 @@ impl Session {
         }
     }
 
-    /// Begins what is answered when its outcome is known, behind those of its lane that have begun.
-    fn join(
+    /// Begins a request that is answered later, concurrently with those of its queue that have begun.
+    fn start_concurrent(
         &mut self,
         cx: Context<'_>,
         channel: ChannelName,
@@ -356,7 +356,7 @@ impl Session {
 
     fn leave_all(&self, out: &mut Vec<Output>) {
         if !self.ended {
-            out.push(Output::Leave(Leaving::All));
+            out.push(Output::Leave(LeaveScope::All));
         }
     }
 
@@ -374,11 +374,11 @@ impl Session {
         })
     }
 
-    fn lane(&mut self, channel: &ChannelName) -> Option<&mut Lane<Waiting>> {
-        self.lanes.iter_mut().find(|(name, _)| name == channel).map(|(_, lane)| lane)
+    fn request_queue(&mut self, channel: &ChannelName) -> Option<&mut ChannelRequestQueue<WaitingRequest>> {
+        self.request_queues.iter_mut().find(|(name, _)| name == channel).map(|(_, lane)| lane)
     }
 
-    /// A request without an id is done and not answered.
+    /// Refuses a request. One without an id is dropped without an answer.
     fn nack(&self, id: Option<&str>, code: u32, error: &str, reason: Option<&str>, out: &mut Vec<Output>) {
         count_nack(code);
         if let Some(id) = id {
@@ -404,8 +404,8 @@ impl Session {
     }
 }
 
-/// What is answered later, and does not wait for the answers before it.
-fn joins(request: &Request) -> bool {
+/// True for requests that are answered later and may run concurrently with earlier ones.
+fn is_concurrent(request: &Request) -> bool {
     matches!(request.body, Body::Message { .. } | Body::Presence(_))
 }
 

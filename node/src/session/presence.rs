@@ -1,9 +1,9 @@
-//! Presence on a socket: who may be what, and answers in the order of the requests.
+//! Presence on a socket: permissions of members, and answers in the order of the requests.
 
 use fanfare_proto::frame::{self, code};
 
 use super::{Context, Output, PublishResult, Session};
-use crate::model::{ChannelName, ClientId, MemberId, NameError, Operation, Owner, PresenceAction};
+use crate::model::{ChannelName, ClientId, MemberId, NameError, Operation, PresenceAction, SessionOwner};
 use crate::publish::{PresenceError, PresenceRequest};
 use crate::telemetry::Limit;
 
@@ -25,7 +25,7 @@ fn refused(code: u32, error: &str) -> PublishResult {
 }
 
 impl Session {
-    /// Begins a presence request whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
+    /// Begins a presence request whose turn has come; [`Session::advance`] sends a refusal as its answer.
     pub(super) fn present(
         &mut self,
         cx: Context<'_>,
@@ -50,17 +50,17 @@ impl Session {
         let request = Box::new(PresenceRequest {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
-            member: MemberId { connection_id: self.tenure.connection_id, client_id },
-            epoch: self.tenure.epoch,
+            member: MemberId { connection_id: self.ownership.connection_id, client_id },
+            epoch: self.ownership.epoch,
             action,
             data: asked.data,
         });
         out.push(Output::Present { ticket, request });
     }
 
-    /// Under which this connection's members are present.
-    pub fn owner(&self) -> Owner {
-        self.tenure.owner()
+    /// Owner under which this connection's members are present.
+    pub fn owner(&self) -> SessionOwner {
+        self.ownership.owner()
     }
 
     fn check_presence(
@@ -101,9 +101,9 @@ impl Session {
 
 /// Members of a connection that leave at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Leaving {
+pub enum LeaveScope {
     All,
-    /// Those on channels whose presence the present capability does not grant.
+    /// Members on channels whose presence the present capability does not grant.
     NotGranted,
 }
 
@@ -120,7 +120,7 @@ mod tests {
         assert_eq!(PublishResult::from(Ok(())), PublishResult::Acked(Vec::new()));
         assert_eq!(PublishResult::from(Err(PresenceError::Unavailable)), PublishResult::Unavailable);
         assert_eq!(code(PresenceError::DataTooLarge { bytes: 2, bytes_max: 1 }), 40009);
-        let full = crate::hub::PresenceRefused::Channel { members_max: 1 };
+        let full = crate::hub::PresenceRefusal::Channel { members_max: 1 };
         assert_eq!(code(PresenceError::Refused(full)), 42900);
         assert_eq!(code(PresenceError::Busy), 50003);
     }

@@ -2,27 +2,27 @@
 
 use fanfare_proto::frame::{ServerFrame, code};
 
-use super::lane::{Lane, Step, Waiting};
+use super::request_queue::{ChannelRequestQueue, RequestStep, WaitingRequest};
 use super::{Context, Output, Session};
 use crate::model::{ChannelName, Draft, DraftError, Operation, Stamp};
 use crate::publish::{PublishAck, PublishError, PublishRequest};
-use crate::telemetry::traces::Kind;
-use crate::telemetry::{Limit, Span};
+use crate::telemetry::traces::TraceSpanKind;
+use crate::telemetry::{Limit, TraceSpan};
 
 /// How a publish or presence request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishResult {
-    /// Stored as far as the channel's history asks for; one stamp per message, none for presence.
+    /// Stored as far as the channel's history requires; one stamp per message, none for presence.
     Acked(Vec<Stamp>),
     Refused {
         code: u32,
         error: String,
         reason: Option<&'static str>,
     },
-    /// The outcome is unknown.
+    /// Outcome unknown.
     Unavailable,
-    /// The answer was given already; what waited behind it goes on.
-    Said,
+    /// Answered already; requests that waited behind it continue.
+    AlreadyAnswered,
 }
 
 impl From<Result<PublishAck, PublishError>> for PublishResult {
@@ -41,34 +41,39 @@ impl From<Result<PublishAck, PublishError>> for PublishResult {
 }
 
 impl Session {
-    /// The outcome of an [`Output::Publish`] or [`Output::Present`]. A ticket that was answered before is ignored.
+    /// Reports the outcome of an [`Output::Publish`] or [`Output::Present`]. A ticket that was answered before is ignored.
     pub fn answered(&mut self, cx: Context<'_>, ticket: u64, result: PublishResult, out: &mut Vec<Output>) {
-        let answered = self.lanes.iter_mut().position(|(_, lane)| lane.answer(ticket, result.clone()));
+        let answered =
+            self.request_queues.iter_mut().position(|(_, lane)| lane.answer(ticket, result.clone()));
         let Some(place) = answered else { return };
-        let channel = self.lanes[place].0.clone();
+        let channel = self.request_queues[place].0.clone();
         self.advance(cx, &channel, out);
     }
 
-    /// A request that is answered later, with what comes after it on the channel waiting in its turn.
-    pub(super) fn begin_in_lane(&mut self, channel: &ChannelName, id: Option<String>) -> u64 {
+    /// Begins a request that is answered later; later requests of the channel wait for their turn.
+    pub(super) fn begin_in_queue(&mut self, channel: &ChannelName, id: Option<String>) -> u64 {
         self.in_flight += 1;
         self.begin(channel, id).0
     }
 
-    /// The ticket of a request that begins in the channel's lane.
-    pub(super) fn begin(&mut self, channel: &ChannelName, id: Option<String>) -> (u64, &mut Lane<Waiting>) {
+    /// Adds a request to the channel's queue. Returns its ticket.
+    pub(super) fn begin(
+        &mut self,
+        channel: &ChannelName,
+        id: Option<String>,
+    ) -> (u64, &mut ChannelRequestQueue<WaitingRequest>) {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
-        let place = self.lanes.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
-            self.lanes.push((channel.clone(), Lane::default()));
-            self.lanes.len() - 1
+        let place = self.request_queues.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
+            self.request_queues.push((channel.clone(), ChannelRequestQueue::default()));
+            self.request_queues.len() - 1
         });
-        let lane = &mut self.lanes[place].1;
+        let lane = &mut self.request_queues[place].1;
         lane.begin(ticket, id);
         (ticket, lane)
     }
 
-    /// Begins a publish whose turn has come; a refusal is its answer, which [`Session::advance`] gives.
+    /// Begins a publish whose turn has come; [`Session::advance`] sends a refusal as its answer.
     pub(super) fn publish(
         &mut self,
         cx: Context<'_>,
@@ -85,13 +90,13 @@ impl Session {
         }
         lane.queued |= messages.iter().any(|draft| draft.id.is_some());
         let queued = lane.queued;
-        let mut span = Span::first("publish", Kind::Producer);
+        let mut span = TraceSpan::first("publish", TraceSpanKind::Producer);
         span.concerns(channel.as_str(), messages.len());
         let request = Box::new(PublishRequest {
             key: self.principal.channel(channel),
             account: self.principal.account.clone(),
             key_name: self.principal.key_name.clone(),
-            connection_id: self.tenure.connection_id,
+            connection_id: self.ownership.connection_id,
             client_id: self.client_id.clone(),
             messages,
             span,
@@ -121,30 +126,30 @@ impl Session {
         None
     }
 
-    /// Gives every answer whose turn has come, and runs what waited for it.
+    /// Sends every answer whose turn has come, and runs requests that waited for it.
     pub(super) fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
-        while let Some(place) = self.lanes.iter().position(|(name, _)| name == channel) {
-            let lane = &mut self.lanes[place].1;
-            match lane.step(Waiting::joins) {
-                Step::Answer { id, result } => {
-                    self.settled();
+        while let Some(place) = self.request_queues.iter().position(|(name, _)| name == channel) {
+            let lane = &mut self.request_queues[place].1;
+            match lane.step(WaitingRequest::is_concurrent) {
+                RequestStep::Answer { id, result } => {
+                    self.finish_request();
                     self.answer(id.as_deref(), result, out);
                 }
-                Step::Run(Waiting::Request(request)) if super::joins(&request) => {
-                    self.join(cx, channel.clone(), request, None, out);
+                RequestStep::Run(WaitingRequest::Request(request)) if super::is_concurrent(&request) => {
+                    self.start_concurrent(cx, channel.clone(), request, None, out);
                 }
-                Step::Run(Waiting::Request(request)) => {
-                    self.settled();
+                RequestStep::Run(WaitingRequest::Request(request)) => {
+                    self.finish_request();
                     self.run_control(cx, channel.clone(), request, out);
                 }
-                Step::Run(Waiting::Refused { id, refused }) => {
-                    self.settled();
+                RequestStep::Run(WaitingRequest::Refused { id, refused }) => {
+                    self.finish_request();
                     self.answer(id.as_deref(), refused, out);
                 }
-                Step::Idle if lane.is_empty() => {
-                    self.lanes.swap_remove(place);
+                RequestStep::Idle if lane.is_empty() => {
+                    self.request_queues.swap_remove(place);
                 }
-                Step::Idle => return,
+                RequestStep::Idle => return,
             }
         }
     }
@@ -161,7 +166,7 @@ impl Session {
             PublishResult::Unavailable => {
                 self.nack(Some(id), code::UNAVAILABLE, &PublishError::Unavailable.to_string(), None, out);
             }
-            PublishResult::Said => {}
+            PublishResult::AlreadyAnswered => {}
         }
     }
 }

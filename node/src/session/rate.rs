@@ -2,10 +2,10 @@
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A bucket of `burst` permits that fills at `per_second`; a rate of 0 never refuses. One word, since each connection has two.
+/// A bucket of `burst` permits that fills at `per_second`; a rate of 0 never refuses. One word in size, since each connection has two.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RateLimit {
-    /// When it will be full again, in epoch nanoseconds.
+    /// Time at which the bucket is full again, in epoch nanoseconds.
     full_ns: u64,
 }
 
@@ -18,7 +18,7 @@ impl RateLimit {
         let filling = |permits: u64| permits.saturating_mul(SECOND_NS) / u64::from(per_second);
         let now_ns = now_ms.saturating_mul(1_000_000);
         let empty_ns = now_ns.saturating_add(filling(u64::from(burst)));
-        // A clock that was set back leaves it empty at worst.
+        // After the clock was set back the bucket is empty at worst.
         self.full_ns = self.full_ns.clamp(now_ns, empty_ns);
         let full_ns = self.full_ns.saturating_add(filling(count as u64));
         let granted = full_ns <= empty_ns;
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_back_refuses_nobody_for_long() {
+    fn clock_that_is_set_back_refuses_only_briefly() {
         let mut limit = RateLimit::default();
         assert!(limit.take(400, 200, 400, 3_600_000));
         assert!(!limit.take(1, 200, 400, 0), "empty at worst");

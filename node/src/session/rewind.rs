@@ -1,4 +1,4 @@
-//! How far back a first attach begins.
+//! Rewind: the number and age of messages before a first attach.
 
 use fanfare_proto::frame::code;
 
@@ -8,16 +8,16 @@ use crate::telemetry::Limit;
 /// The last messages before an attach, oldest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rewind {
-    /// At most so many.
+    /// Maximum number of messages.
     pub count: usize,
-    /// None older than this, in epoch milliseconds.
+    /// Oldest time of a message, in epoch milliseconds.
     pub since_ms: u64,
-    /// More was asked for than the capability covers: who finds fewer than `count` says so.
+    /// True if more was asked for than the capability allows: a rewind that finds fewer than `count` messages then warns.
     pub is_cut: bool,
 }
 
 impl Rewind {
-    /// `"N"`, or a time such as `"10s"` or `"5m"`. Beyond the resume window it needs the capability `history`.
+    /// Parses `"N"`, or a time such as `"10s"` or `"5m"`. Beyond the resume window the capability `history` is needed.
     pub(super) fn parse(text: &str, history: bool, cx: Context<'_>) -> Result<Self, PublishResult> {
         let (count_max, window_ms) = (cx.limits.rewind_messages, cx.limits.resume_window_ms);
         let (count, back_ms) = read(text, count_max).ok_or_else(|| {
@@ -35,7 +35,7 @@ impl Rewind {
     }
 }
 
-/// How many messages, and none older than how many milliseconds.
+/// Parses a number of messages, and their greatest age in milliseconds.
 fn read(text: &str, count_max: usize) -> Option<(usize, Option<u64>)> {
     let (digits, unit_ms) = match text.as_bytes().last()? {
         b's' => (&text[..text.len() - 1], Some(1_000)),

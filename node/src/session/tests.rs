@@ -1,11 +1,11 @@
-//! One session over a directory and a clock that stands still; what it puts out is run as a shard runs it.
+//! One session over a directory and a manual clock; its outputs are handled as a shard handles them.
 
 mod attach;
 mod frames;
-mod lanes;
 mod limits;
 mod presence;
 mod refresh;
+mod request_queue;
 mod resume;
 mod rewind;
 
@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::accounts::Accounts;
 use crate::auth::{Credentials, Reason};
-use crate::model::{Clock, Place, PresenceAction};
-use crate::testing::{DirectoryText, NoTokens};
+use crate::model::{Clock, PresenceAction, SessionLocation};
+use crate::testing::{DirectoryText, NoTokenStore};
 
 const NOW_MS: u64 = 1_767_225_600_500;
 const NOW_S: u64 = NOW_MS / 1000;
@@ -35,9 +35,9 @@ fn directory() -> DirectoryText {
         .key("other", r#"{ "*" = ["subscribe", "publish"] }"#)
 }
 
-/// What the owner of a session has to do, in the order in which it has to.
+/// Effects that a session asks of its owner, in order.
 #[derive(Debug, Clone, PartialEq)]
-enum Seen {
+enum SessionEffect {
     Frame(Value),
     Pong(Vec<u8>),
     Publish { ticket: u64, messages: usize, queued: bool },
@@ -48,34 +48,34 @@ enum Seen {
     End { code: u16, after_ms: u64 },
 }
 
-struct Client {
+struct SessionTestClient {
     auth: Authenticator,
     clock: Clock,
     limits: Limits,
     keys: ConnectionKeys,
     session: Session,
-    /// Attaches whose standing is looked for.
-    looked_for: Vec<(Begin, AttachReply)>,
-    /// Members that were told to leave, kept apart from the rest.
-    left: Vec<Leaving>,
-    /// Tokens that were refused, kept apart as well.
+    /// Attaches that wait for their outcome.
+    looked_for: Vec<(DeliveryStart, AttachReply)>,
+    /// Leaves of members, kept apart from the other effects.
+    left: Vec<LeaveScope>,
+    /// Refused tokens, kept apart as well.
     refused: Vec<Reason>,
 }
 
-const TENURE: Tenure = Tenure {
+const OWNERSHIP: SessionOwnership = SessionOwnership {
     connection_id: ConnectionId::from_bytes([7; 16]),
     epoch: 3,
-    place: Place { incarnation: 1, shard: 2, slot: 3, generation: 4 },
+    location: SessionLocation { incarnation: 1, shard: 2, slot: 3, generation: 4 },
 };
 
-/// The position that every attach gets from the hub that is not there.
+/// Position that every attach gets, since there is no hub.
 const POSITION: Stamp = Stamp { incarnation: 1, sequence: 7 };
 
 fn serial(stamp: Stamp) -> String {
     Serial::single(stamp.incarnation, stamp.sequence).to_string()
 }
 
-impl Client {
+impl SessionTestClient {
     fn key(name: &str) -> Self {
         Self::key_as(name, None)
     }
@@ -97,7 +97,7 @@ impl Client {
     fn begin(authorization: &str, chosen: Option<&str>, format: Format, limits: Limits) -> Self {
         let clock = Clock::manual(NOW_MS);
         let accounts = Accounts::from_text(directory().text()).unwrap();
-        let auth = Authenticator::new(accounts, NoTokens, clock.clone(), &limits, true);
+        let auth = Authenticator::new(accounts, NoTokenStore, clock.clone(), &limits, true);
         let credentials = Credentials {
             authorization: vec![authorization.as_bytes()],
             query: "",
@@ -106,8 +106,8 @@ impl Client {
         };
         let principal = auth.authenticate(&credentials).unwrap();
         let client_id = principal.client_id.clone().or(chosen.map(ClientId::of));
-        let tenure = Tenure { connection_id: ConnectionId::random(), ..TENURE };
-        let session = Session::new(Arc::new(principal), client_id, tenure, format);
+        let ownership = SessionOwnership { connection_id: ConnectionId::random(), ..OWNERSHIP };
+        let session = Session::new(Arc::new(principal), client_id, ownership, format);
         let keys = ConnectionKeys::new(&[1; 32]);
         Self {
             auth,
@@ -121,8 +121,8 @@ impl Client {
         }
     }
 
-    /// Runs `step`, then what it put out.
-    fn act(&mut self, step: impl FnOnce(&mut Session, Context<'_>, &mut Vec<Output>)) -> Vec<Seen> {
+    /// Runs `step`, then handles its outputs.
+    fn act(&mut self, step: impl FnOnce(&mut Session, Context<'_>, &mut Vec<Output>)) -> Vec<SessionEffect> {
         let now_ms = self.clock.now_ms();
         let Self { limits, auth, keys, .. } = self;
         let cx = Context { limits, auth, keys, node_id: "node-1", is_clustered: false, now_ms };
@@ -131,40 +131,40 @@ impl Client {
         let mut seen = Vec::new();
         for output in out {
             match output {
-                Output::Frame(payload) => seen.push(Seen::Frame(self.read(&payload))),
-                Output::Pong(payload) => seen.push(Seen::Pong(payload)),
+                Output::Frame(payload) => seen.push(SessionEffect::Frame(self.read(&payload))),
+                Output::Pong(payload) => seen.push(SessionEffect::Pong(payload)),
                 Output::Publish { ticket, request, queued } => {
-                    seen.push(Seen::Publish { ticket, messages: request.messages.len(), queued });
+                    seen.push(SessionEffect::Publish { ticket, messages: request.messages.len(), queued });
                 }
                 Output::Attach { delivers, begin, reply } => {
-                    seen.push(Seen::Deliver(reply.channel.as_str().to_owned(), delivers));
-                    if matches!(begin, Begin::After(_) | Begin::Back(_)) {
+                    seen.push(SessionEffect::Deliver(reply.channel.as_str().to_owned(), delivers));
+                    if matches!(begin, DeliveryStart::After(_) | DeliveryStart::Rewind(_)) {
                         self.looked_for.push((begin, reply));
                         continue;
                     }
-                    let resumed = begin == Begin::Kept;
+                    let resumed = begin == DeliveryStart::Unchanged;
                     seen.extend(self.settle(&reply, POSITION, resumed));
                 }
-                Output::Detach { channel } => seen.push(Seen::Detach(channel.as_str().to_owned())),
-                Output::Recount { channel } => seen.push(Seen::Recount(channel.as_str().to_owned())),
-                Output::Present { ticket, request } => seen.push(Seen::Present {
+                Output::Detach { channel } => seen.push(SessionEffect::Detach(channel.as_str().to_owned())),
+                Output::Recount { channel } => seen.push(SessionEffect::Recount(channel.as_str().to_owned())),
+                Output::Present { ticket, request } => seen.push(SessionEffect::Present {
                     ticket,
                     client_id: request.member.client_id.as_str().to_owned(),
                     action: request.action,
                 }),
                 Output::Leave(leaving) => self.left.push(leaving),
                 Output::NoteRefused(refused) => self.refused.push(refused.reason),
-                Output::End { code, after_ms } => seen.push(Seen::End { code, after_ms }),
+                Output::End { code, after_ms } => seen.push(SessionEffect::End { code, after_ms }),
             }
         }
         seen
     }
 
-    /// Gives an attach its outcome.
-    fn settle(&mut self, reply: &AttachReply, position: Stamp, resumed: bool) -> Vec<Seen> {
+    /// Completes an attach.
+    fn settle(&mut self, reply: &AttachReply, position: Stamp, resumed: bool) -> Vec<SessionEffect> {
         let position = Serial::single(position.incarnation, position.sequence);
-        let standing = Standing { position, resumed, warning: None };
-        self.act(|session, cx, out| session.attached(cx, reply, &standing, false, out))
+        let outcome = AttachOutcome { position, resumed, warning: None };
+        self.act(|session, cx, out| session.attached(cx, reply, &outcome, false, out))
     }
 
     fn read(&self, payload: &[u8]) -> Value {
@@ -177,16 +177,16 @@ impl Client {
         }
     }
 
-    fn opened(&mut self) -> Vec<Seen> {
+    fn opened(&mut self) -> Vec<SessionEffect> {
         self.act(|session, cx, out| session.opened(cx, false, out))
     }
 
-    fn send(&mut self, frame: &Value) -> Vec<Seen> {
+    fn send(&mut self, frame: &Value) -> Vec<SessionEffect> {
         self.send_together(std::slice::from_ref(frame))
     }
 
-    /// Frames that came with one read.
-    fn send_together(&mut self, frames: &[Value]) -> Vec<Seen> {
+    /// Sends frames that arrive with one read.
+    fn send_together(&mut self, frames: &[Value]) -> Vec<SessionEffect> {
         self.act(|session, cx, out| {
             for frame in frames {
                 session.message(cx, true, frame.to_string().as_bytes(), out);
@@ -194,20 +194,20 @@ impl Client {
         })
     }
 
-    fn payload(&mut self, text: bool, payload: &[u8]) -> Vec<Seen> {
+    fn payload(&mut self, text: bool, payload: &[u8]) -> Vec<SessionEffect> {
         self.act(|session, cx, out| session.message(cx, text, payload, out))
     }
 
-    fn acked(&mut self, ticket: u64) -> Vec<Seen> {
+    fn acked(&mut self, ticket: u64) -> Vec<SessionEffect> {
         let result = PublishResult::Acked(vec![Stamp { incarnation: 1, sequence: ticket }]);
         self.answered(ticket, result)
     }
 
-    fn answered(&mut self, ticket: u64, result: PublishResult) -> Vec<Seen> {
+    fn answered(&mut self, ticket: u64, result: PublishResult) -> Vec<SessionEffect> {
         self.act(|session, cx, out| session.answered(cx, ticket, result, out))
     }
 
-    fn tick_at(&mut self, now_ms: u64) -> Vec<Seen> {
+    fn tick_at(&mut self, now_ms: u64) -> Vec<SessionEffect> {
         self.clock.pass_to(now_ms);
         self.act(Session::tick)
     }
@@ -225,37 +225,37 @@ fn detach(id: &str, channel: &str) -> Value {
     json!({"op": 10, "id": id, "channel": channel})
 }
 
-/// A frame as `op`, id and, if it has one, code: enough where the order is what matters.
-fn brief(seen: &[Seen]) -> Vec<String> {
+/// A frame as `op`, id and, if it has one, code: enough for tests of the order.
+fn brief(seen: &[SessionEffect]) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let one = |seen: &Seen| match seen {
-        Seen::Frame(frame) => match frame.get("code") {
+    let one = |seen: &SessionEffect| match seen {
+        SessionEffect::Frame(frame) => match frame.get("code") {
             Some(code) => format!("{} {} {code}", frame["op"], text(&frame["id"])),
             None => format!("{} {}", frame["op"], text(&frame["id"])),
         },
-        Seen::Pong(payload) => format!("pong {payload:?}"),
-        Seen::Publish { ticket, .. } => format!("publish {ticket}"),
-        Seen::Present { ticket, .. } => format!("present {ticket}"),
-        Seen::Deliver(channel, delivers) => format!("deliver {channel} {delivers}"),
-        Seen::Detach(channel) => format!("detach {channel}"),
-        Seen::Recount(channel) => format!("recount {channel}"),
-        Seen::End { code, .. } => format!("end {code}"),
+        SessionEffect::Pong(payload) => format!("pong {payload:?}"),
+        SessionEffect::Publish { ticket, .. } => format!("publish {ticket}"),
+        SessionEffect::Present { ticket, .. } => format!("present {ticket}"),
+        SessionEffect::Deliver(channel, delivers) => format!("deliver {channel} {delivers}"),
+        SessionEffect::Detach(channel) => format!("detach {channel}"),
+        SessionEffect::Recount(channel) => format!("recount {channel}"),
+        SessionEffect::End { code, .. } => format!("end {code}"),
     };
     seen.iter().map(one).collect()
 }
 
-fn frame(seen: &[Seen]) -> &Value {
+fn frame(seen: &[SessionEffect]) -> &Value {
     match seen {
-        [Seen::Frame(frame)] => frame,
+        [SessionEffect::Frame(frame)] => frame,
         _ => panic!("one frame expected: {seen:?}"),
     }
 }
 
-fn end(code: u16) -> Seen {
-    Seen::End { code, after_ms: 0 }
+fn end(code: u16) -> SessionEffect {
+    SessionEffect::End { code, after_ms: 0 }
 }
 
-/// A token of a key for `seconds` from now.
+/// A token of a key, valid for `seconds` from now.
 fn token_of(key: &str, capability: &Value, client_id: Option<&str>, seconds: u64) -> String {
     let mut claims = json!({
         "iat": NOW_S, "exp": NOW_S + seconds, "x-service-capability": capability.to_string(),

@@ -1,6 +1,6 @@
 //! HELP texts of the metrics that other modules register.
 
-/// Without labels: they begin at 0.
+/// Counters without labels, which begin at 0.
 const COUNTERS: [(&str, &str); 26] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
@@ -14,14 +14,17 @@ const COUNTERS: [(&str, &str); 26] = [
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
     ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),
     ("fanfare_outbox_retried_total", "Dead letters that an operator let wait again"),
-    ("fanfare_forwards_sent_total", "Publishes queued for a peer, once for each that wants the channel"),
+    (
+        "fanfare_forwards_sent_total",
+        "Publishes queued for a peer, once for each that wants the channel",
+    ),
     ("fanfare_forwards_taken_total", "Publishes taken from peers"),
     ("fanfare_id_claims_sent_total", "Requests to a peer for ids of messages"),
-    ("fanfare_id_claims_unanswered_total", "Requests for ids of messages that a peer did not answer in time"),
     (
-        "fanfare_ids_forgotten_total",
-        "Ids of messages published by peers that there was no room to write down",
+        "fanfare_id_claims_unanswered_total",
+        "Requests for ids of messages that a peer did not answer in time",
     ),
+    ("fanfare_ids_forgotten_total", "Ids of messages published by peers that there was no room to write down"),
     ("fanfare_pauses_total", "Times that gossip stood still for 2 s or more, while the node ran"),
     ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
     ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
@@ -36,10 +39,7 @@ const COUNTERS: [(&str, &str); 26] = [
     ),
     ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
     ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
-    (
-        "fanfare_tenants_uncounted_total",
-        "Times that a peer told of a tenant beyond those that are kept of it",
-    ),
+    ("fanfare_tenants_uncounted_total", "Times that a peer told of a tenant beyond those that are kept of it"),
     (
         "fanfare_proxy_headers_refused_total",
         "Connections of trusted proxies that did not begin with a header of the PROXY protocol",
@@ -48,7 +48,7 @@ const COUNTERS: [(&str, &str); 26] = [
     ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
 ];
 
-/// Those whose labels are known begin at 0 too, each in its room.
+/// Counters with labels. The modules that know the labels make them begin at 0.
 const LABELLED_COUNTERS: [(&str, &str); 16] = [
     ("fanfare_backups_total", "Backups of the data folder, by outcome"),
     ("fanfare_admin_refusals_total", "Requests to the admin listener refused, by reason"),
@@ -102,7 +102,10 @@ const GAUGES: [(&str, &str); 28] = [
     ("fanfare_outbox_events", "Events that wait for integrations, by kind"),
     ("fanfare_outbox_oldest_seconds", "Age of the oldest event that waits for an integration, by kind"),
     ("fanfare_open_files_max", "Files that the process may open"),
-    ("fanfare_queue_strays", "Queues on the broker that are named like those of accounts, and are none"),
+    (
+        "fanfare_queue_strays",
+        "Queues on the broker that are named like those of accounts, and are none",
+    ),
     ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
     ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
 ];

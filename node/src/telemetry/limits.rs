@@ -2,7 +2,7 @@
 
 macro_rules! limits {
     ($($variant:ident $name:literal)*) => {
-        /// A limit for which a request is refused or a connection closed; its name is that of the setting.
+        /// A limit for which a request is refused or a connection closed; named as its setting.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Limit {
             $($variant),*
@@ -68,12 +68,12 @@ limits! {
 }
 
 impl Limit {
-    /// Counts that something was refused or closed for it.
+    /// Counts a refusal or close because of the limit.
     pub fn hit(self) {
         metrics::counter!("fanfare_limit_hits_total", "limit" => self.name()).increment(1);
     }
 
-    /// The same, where it was for this limit that something was refused.
+    /// Counts a refusal if it was because of this limit.
     pub fn hit_if(self, is_over: bool) {
         if is_over {
             self.hit();
@@ -81,7 +81,7 @@ impl Limit {
     }
 }
 
-/// Makes the counters, so that they are there before any limit was hit.
+/// Registers the counters, so that they exist before any limit was hit.
 pub(super) fn begin() {
     for limit in Limit::ALL {
         metrics::counter!("fanfare_limit_hits_total", "limit" => limit.name()).increment(0);

@@ -1,8 +1,8 @@
-//! Counters of what the node refuses or ends beside credentials and limits, by reason.
+//! Counters of refusals and closes other than for credentials and limits, by reason.
 
 use fanfare_proto::frame::{close, code};
 
-use super::OFTEN;
+use super::RATE_LIMITED;
 
 const NACKS: &str = "fanfare_nacks_total";
 const CLOSES: &str = "fanfare_socket_closes_total";
@@ -53,20 +53,20 @@ impl AdminRefusal {
 
     pub fn count(self) {
         metrics::counter!(ADMIN, "reason" => self.name()).increment(1);
-        tracing::warn!(target: OFTEN, reason = self.name(), "admin request refused");
+        tracing::warn!(target: RATE_LIMITED, reason = self.name(), "admin request refused");
     }
 }
 
 /// Why a connection to the peer listener is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerRefusal {
-    /// Its TLS handshake failed.
+    /// The TLS handshake failed.
     Tls,
-    /// Its TLS handshake took too long.
+    /// The TLS handshake took too long.
     Timeout,
-    /// Too many handshakes of its source are under way, or connections open.
+    /// Too many handshakes or open connections of one source.
     TooMany,
-    /// A peer with a certificate of the cluster opens a stream that this node does not take.
+    /// A peer with a certificate of the cluster opened a stream that this node refuses.
     Stream,
 }
 
@@ -84,23 +84,23 @@ impl PeerRefusal {
 
     pub fn count(self, detail: &str) {
         metrics::counter!(PEERS, "reason" => self.name()).increment(1);
-        tracing::info!(target: OFTEN, reason = self.name(), detail, "peer connection refused");
+        tracing::info!(target: RATE_LIMITED, reason = self.name(), detail, "peer connection refused");
     }
 }
 
-/// Counts a request over a socket that the node refuses with this code.
+/// Counts a socket request that the node refuses with this code.
 pub fn count_nack(code: u32) {
     metrics::counter!(NACKS, "code" => code.to_string()).increment(1);
 }
 
-/// Counts a socket that the node ends with this code.
+/// Counts a socket that the node closes with this code.
 pub fn count_close(code: u16) {
     if code != close::NORMAL {
         metrics::counter!(CLOSES, "code" => code.to_string()).increment(1);
     }
 }
 
-/// Counts a subscriber that is told `resumed: false`.
+/// Counts a subscriber that gets `resumed: false`.
 pub fn count_loss() {
     metrics::counter!(LOSSES).increment(1);
 }
@@ -108,10 +108,10 @@ pub fn count_loss() {
 /// Counts a client whose TLS handshake fails.
 pub fn count_tls_failure(error: &dyn std::error::Error) {
     metrics::counter!(TLS).increment(1);
-    tracing::info!(target: OFTEN, %error, "tls handshake failed");
+    tracing::info!(target: RATE_LIMITED, %error, "tls handshake failed");
 }
 
-/// Makes the counters, so that they are there before the first refusal.
+/// Registers the counters, so that they exist before the first refusal.
 pub(super) fn begin() {
     for code in CODES {
         metrics::counter!(NACKS, "code" => code.to_string()).increment(0);

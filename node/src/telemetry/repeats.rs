@@ -1,4 +1,4 @@
-//! Lines of the log that are told apart by what they are about, such as a reason and a key: each is told once in a while.
+//! Rate-limited log lines that are distinguished by their subject, such as a reason and a key.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, Hash, RandomState};
@@ -6,37 +6,37 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// One subject is logged once in this time.
+/// Interval within which one subject is logged at most once.
 const EVERY: Duration = Duration::from_secs(10);
-/// Subjects that are told apart at a time; further ones share a place, so about so many lines come in `EVERY`.
-const PLACES: usize = 256;
+/// Subjects distinguished at a time; further ones share an entry, so about this many lines come in `EVERY`.
+const SUBJECTS_MAX: usize = 256;
 
 /// The subjects that were logged lately.
 #[derive(Default)]
 pub struct Repeats {
-    /// By the hash of the subject.
-    places: Mutex<HashMap<u64, Place>>,
-    shared: Mutex<Place>,
+    /// Subjects by hash.
+    subjects: Mutex<HashMap<u64, SubjectRepeats>>,
+    shared: Mutex<SubjectRepeats>,
     hasher: RandomState,
 }
 
 #[derive(Default)]
-struct Place {
+struct SubjectRepeats {
     logged: Option<Instant>,
     held_back: u64,
 }
 
 impl Repeats {
-    /// How many lines of the subject were held back since the last one, where a line is due.
+    /// The number of lines of the subject held back since the last one, if a line is due.
     pub fn happens(&self, subject: &impl Hash) -> Option<u64> {
         self.happens_at(self.hasher.hash_one(subject), Instant::now())
     }
 
     fn happens_at(&self, subject: u64, now: Instant) -> Option<u64> {
-        let mut places = self.places.lock();
-        if places.len() >= PLACES && !places.contains_key(&subject) {
+        let mut places = self.subjects.lock();
+        if places.len() >= SUBJECTS_MAX && !places.contains_key(&subject) {
             places.retain(|_, place| place.is_resting(now));
-            if places.len() >= PLACES {
+            if places.len() >= SUBJECTS_MAX {
                 return self.shared.lock().happens(now);
             }
         }
@@ -44,7 +44,7 @@ impl Repeats {
     }
 }
 
-impl Place {
+impl SubjectRepeats {
     fn is_resting(&self, now: Instant) -> bool {
         self.logged.is_some_and(|logged| now.duration_since(logged) < EVERY)
     }
@@ -67,7 +67,7 @@ mod tests {
     fn call_site_logs_at_bounded_rate_with_suppressed_count() {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
-        let mut place = Place::default();
+        let mut place = SubjectRepeats::default();
         assert_eq!(place.happens(begun), Some(0));
         assert_eq!((place.happens(at(1)), place.happens(at(9))), (None, None));
         assert_eq!(place.happens(at(10)), Some(2));
@@ -85,6 +85,6 @@ mod tests {
         assert_eq!(due(0..256, 9), 0);
         assert_eq!(due(256..1_000, 9), 1, "they share a place");
         assert_eq!(due(1_000..1_256, 10), 256, "the first ones have made room");
-        assert_eq!(repeats.places.lock().len(), PLACES);
+        assert_eq!(repeats.subjects.lock().len(), SUBJECTS_MAX);
     }
 }

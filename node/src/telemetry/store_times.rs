@@ -1,17 +1,17 @@
-//! How long a store takes for what it is asked.
+//! Durations of store operations.
 
 use std::time::Instant;
 
 use metrics::Histogram;
 
-/// What a store is asked for.
+/// Kinds of store operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreOperation {
     Append,
     Read,
     FindIds,
     Claim,
-    /// What comes seldom: revocations, queues, counts of accounts.
+    /// Rare operations: revocations, queues, counts of accounts.
     Other,
 }
 
@@ -29,11 +29,11 @@ impl StoreOperation {
     }
 }
 
-/// One observation for each call of the disk or the database: many publishes may be one.
+/// Histograms with one observation for each call of the disk or the database, which may serve many publishes.
 pub struct StoreTimes([Histogram; StoreOperation::ALL.len()]);
 
 impl StoreTimes {
-    /// `store` is the kind of it, and `operations` are those that it tells of.
+    /// Registers the histograms. `store` is the kind of store, and `operations` are those that it measures.
     pub fn new(store: &'static str, operations: &[StoreOperation]) -> Self {
         Self(StoreOperation::ALL.map(|operation| match operations.contains(&operation) {
             true => metrics::histogram!(
@@ -43,7 +43,7 @@ impl StoreTimes {
         }))
     }
 
-    /// Counts one that was begun then and has just ended, well or not.
+    /// Records an operation that began then and has just ended, successfully or not.
     pub fn ended(&self, operation: StoreOperation, begun: Instant) {
         self.0[operation as usize].record(begun.elapsed().as_secs_f64());
     }

@@ -1,7 +1,7 @@
 //! Traces: spans of requests, publishes and deliveries, sent to a collector by OTLP.
 //!
-//! Off, or not sampled, a [`Span`] is an empty option: starting one is a look at a static, and nothing is allocated. What serves ends
-//! its spans into a bounded queue and never waits for the collector.
+//! Off, or not sampled, a `TraceSpan` is an empty option: starting one reads a static and allocates nothing. The serving code ends its
+//! spans into a bounded queue and never waits for the collector.
 
 mod collector;
 mod export;
@@ -25,13 +25,13 @@ use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider, Span as Re
 
 pub use collector::Collector;
 pub use export::Exporter;
-use export::Queued;
+use export::SpanQueue;
 pub(super) use export::begin_to_count;
 pub use settings::{CollectorUrl, SampleRatio};
 
-/// The node's own name in `messaging.system`, and as a service that the environment gives no name.
+/// The name of the node in `messaging.system`, and its service name unless the environment gives one.
 const SYSTEM: &str = "fanfare";
-/// Methods that stand in a span; any other text of a client does not.
+/// Methods that a span names; any other text of a client is left out.
 const METHODS: [Method; 9] = [
     Method::GET,
     Method::HEAD,
@@ -44,18 +44,18 @@ const METHODS: [Method; 9] = [
     Method::PATCH,
 ];
 
-/// All nodes of the process share it.
-static TRACING: OnceLock<Tracing> = OnceLock::new();
+/// The recorder that all nodes of the process share.
+static TRACING: OnceLock<TraceRecorder> = OnceLock::new();
 
-struct Tracing {
+struct TraceRecorder {
     tracer: SdkTracer,
-    /// False: without a sampled parent there is no span.
+    /// Whether traces begin here; if false, a span needs a sampled parent.
     begins: bool,
 }
 
-/// The kinds of spans, as OpenTelemetry has them.
+/// Kinds of spans, as in OpenTelemetry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TraceSpanKind {
     Internal,
     Client,
     Server,
@@ -63,8 +63,8 @@ pub enum Kind {
     Consumer,
 }
 
-/// Begins to record spans, from now on and for the process. What it returns sends them, and is to be run. None: spans are recorded
-/// already.
+/// Begins to record spans for the process. Returns the exporter that sends them, which the caller must run; none if recording had begun
+/// before.
 pub fn begin(collector: Collector, ratio: SampleRatio, node_id: &str) -> Option<Exporter> {
     let (queued, ended) = export::queue();
     let (tracing, resource) = tracing(queued, ratio, node_id);
@@ -72,7 +72,7 @@ pub fn begin(collector: Collector, ratio: SampleRatio, node_id: &str) -> Option<
     Some(Exporter::new(collector, &resource, ended))
 }
 
-fn tracing(queued: Queued, ratio: SampleRatio, node_id: &str) -> (Tracing, Resource) {
+fn tracing(queued: SpanQueue, ratio: SampleRatio, node_id: &str) -> (TraceRecorder, Resource) {
     let resource = resource(node_id);
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio.get())));
     let provider = SdkTracerProvider::builder()
@@ -80,10 +80,10 @@ fn tracing(queued: Queued, ratio: SampleRatio, node_id: &str) -> (Tracing, Resou
         .with_sampler(sampler)
         .with_resource(resource.clone())
         .build();
-    (Tracing { tracer: provider.tracer(SYSTEM), begins: ratio.get() > 0.0 }, resource)
+    (TraceRecorder { tracer: provider.tracer(SYSTEM), begins: ratio.get() > 0.0 }, resource)
 }
 
-/// `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` beat what the node says of itself.
+/// The resource of the node; `OTEL_RESOURCE_ATTRIBUTES` and `OTEL_SERVICE_NAME` take precedence.
 fn resource(node_id: &str) -> Resource {
     let of_environment = Resource::builder().build();
     let unnamed = of_environment.get(&"service.name".into());
@@ -101,42 +101,47 @@ fn resource(node_id: &str) -> Resource {
     Resource::builder().with_attributes(missing).build()
 }
 
-/// One span. Its drop ends it.
+/// One span, which ends when dropped.
 #[derive(Default)]
-pub struct Span(Option<Box<Recorded>>);
+pub struct TraceSpan(Option<Box<Recorded>>);
 
-impl Span {
+impl TraceSpan {
     /// The server's span of an HTTP request. `route` is the template of the path.
     pub fn of_request(method: &Method, route: &'static str, headers: &HeaderMap) -> Self {
         TRACING.get().map_or_else(Self::default, |tracing| tracing.of_request(method, route, headers))
     }
 
-    /// The first span of a trace, as often as the sample ratio has it.
+    /// The root span of a trace, subject to the sample ratio.
     #[inline]
-    pub fn first(name: &'static str, kind: Kind) -> Self {
+    pub fn first(name: &'static str, kind: TraceSpanKind) -> Self {
         match TRACING.get() {
             Some(tracing) => tracing.start(None, name, kind, Vec::new()),
             None => Self::default(),
         }
     }
 
-    /// A span within another one, of this node or another; none within none.
+    /// A child span of a local or remote parent; empty without one.
     #[inline]
-    pub fn within(parent: Option<&TraceContext>, name: &'static str, kind: Kind) -> Self {
+    pub fn within(parent: Option<&TraceContext>, name: &'static str, kind: TraceSpanKind) -> Self {
         match parent {
             Some(parent) => Self::linked(parent, &[], name, kind),
             None => Self::default(),
         }
     }
 
-    /// The same, of what concerns further spans too.
-    pub fn linked(parent: &TraceContext, links: &[&TraceContext], name: &'static str, kind: Kind) -> Self {
+    /// A child span that also links other spans.
+    pub fn linked(
+        parent: &TraceContext,
+        links: &[&TraceContext],
+        name: &'static str,
+        kind: TraceSpanKind,
+    ) -> Self {
         let Some(tracing) = TRACING.get() else { return Self::default() };
         let links = links.iter().map(|context| Link::with_context(remote(context))).collect();
         tracing.start(Some(parent), name, kind, links)
     }
 
-    /// Where a further span may be within this one. None: it is not recorded.
+    /// The context for child spans; none if the span is not recorded.
     #[inline]
     pub fn context(&self) -> Option<Box<TraceContext>> {
         let context = self.0.as_ref()?.span_context();
@@ -153,7 +158,7 @@ impl Span {
         self.0.is_some()
     }
 
-    /// The value is made only where the span is recorded. None of it may be a secret.
+    /// Sets an attribute. The value is computed only if the span is recorded, and must not be a secret.
     #[inline]
     pub fn set(&mut self, name: &'static str, value: impl FnOnce() -> Value) {
         if let Some(span) = &mut self.0 {
@@ -161,7 +166,7 @@ impl Span {
         }
     }
 
-    /// What it is about has failed: a word for why, without anything of a client or a secret.
+    /// Marks the operation as failed. `reason` is one word, without client data or secrets.
     #[inline]
     pub fn fail(&mut self, reason: &'static str) {
         if let Some(span) = &mut self.0 {
@@ -170,7 +175,7 @@ impl Span {
         }
     }
 
-    /// What it is about are messages of this channel.
+    /// Sets the channel and the number of messages that the span is about.
     pub fn concerns(&mut self, channel: &str, messages: usize) {
         let Some(span) = &mut self.0 else { return };
         span.set_attribute(KeyValue::new("messaging.system", SYSTEM));
@@ -181,7 +186,7 @@ impl Span {
         }
     }
 
-    /// The answer to the request that it is of.
+    /// Sets the status of the answer to the request.
     pub fn answered(&mut self, status: u16) {
         let Some(span) = &mut self.0 else { return };
         span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
@@ -192,17 +197,17 @@ impl Span {
     }
 }
 
-impl fmt::Debug for Span {
+impl fmt::Debug for TraceSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Span").field(&self.is_recorded()).finish()
     }
 }
 
-impl Tracing {
-    fn of_request(&self, method: &Method, route: &'static str, headers: &HeaderMap) -> Span {
+impl TraceRecorder {
+    fn of_request(&self, method: &Method, route: &'static str, headers: &HeaderMap) -> TraceSpan {
         let method = if METHODS.contains(method) { method.as_str() } else { "_OTHER" };
         let name = format!("{method} {route}");
-        let mut span = self.start(context_of(headers).as_ref(), name, Kind::Server, Vec::new());
+        let mut span = self.start(context_of(headers).as_ref(), name, TraceSpanKind::Server, Vec::new());
         span.set("http.request.method", || method.to_owned().into());
         span.set("http.route", || route.into());
         span
@@ -212,11 +217,11 @@ impl Tracing {
         &self,
         parent: Option<&TraceContext>,
         name: impl Into<std::borrow::Cow<'static, str>>,
-        kind: Kind,
+        kind: TraceSpanKind,
         links: Vec<Link>,
-    ) -> Span {
+    ) -> TraceSpan {
         if !parent.map_or(self.begins, |parent| parent.is_sampled) {
-            return Span::default();
+            return TraceSpan::default();
         }
         let root = Context::new();
         let context = match parent {
@@ -228,18 +233,18 @@ impl Tracing {
             builder = builder.with_links(links);
         }
         let span = self.tracer.build_with_context(builder, &context);
-        Span(span.is_recording().then(|| Box::new(span)))
+        TraceSpan(span.is_recording().then(|| Box::new(span)))
     }
 }
 
-impl From<Kind> for SpanKind {
-    fn from(kind: Kind) -> Self {
+impl From<TraceSpanKind> for SpanKind {
+    fn from(kind: TraceSpanKind) -> Self {
         match kind {
-            Kind::Internal => Self::Internal,
-            Kind::Client => Self::Client,
-            Kind::Server => Self::Server,
-            Kind::Producer => Self::Producer,
-            Kind::Consumer => Self::Consumer,
+            TraceSpanKind::Internal => Self::Internal,
+            TraceSpanKind::Client => Self::Client,
+            TraceSpanKind::Server => Self::Server,
+            TraceSpanKind::Producer => Self::Producer,
+            TraceSpanKind::Consumer => Self::Consumer,
         }
     }
 }
@@ -256,7 +261,7 @@ fn remote(context: &TraceContext) -> SpanContext {
     )
 }
 
-/// What the headers of a request say, if they are well formed: one `traceparent`, and any number of `tracestate`.
+/// The trace context of a request's headers, if well formed: one `traceparent`, and any number of `tracestate`.
 fn context_of(headers: &HeaderMap) -> Option<TraceContext> {
     let mut parents = headers.get_all(TRACEPARENT).iter();
     let (parent, None) = (parents.next()?, parents.next()) else { return None };

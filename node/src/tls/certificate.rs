@@ -1,4 +1,4 @@
-//! The certificate in use: read at start, read again when one of its files has changed.
+//! The certificate in use: read at start, and again when one of its files has changed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,11 +15,12 @@ use sha2::{Digest as _, Sha256};
 
 use super::TlsConnection;
 
-/// Contents are compared, not times or inodes: a mounted secret is swapped by renaming a link far above the files.
+/// Interval of the comparison. Contents are compared, not times or inodes: a mounted secret is swapped by renaming a
+/// link far above the files.
 const POLL: Duration = Duration::from_millis(500);
 const ALPN: &[u8] = b"http/1.1";
 
-/// Why a pair of certificate and key was not taken. It never holds anything of the key.
+/// Why a certificate and key were refused. Never contains anything of the key.
 #[derive(Debug)]
 pub enum CertificateError {
     Unreadable { path: PathBuf, source: std::io::Error },
@@ -48,26 +49,26 @@ impl fmt::Display for CertificateError {
 
 impl std::error::Error for CertificateError {}
 
-/// What new connections are served with. Files that cannot be used change nothing.
+/// The certificate for new connections. Unusable files change nothing.
 pub struct Certificates {
     certificate: PathBuf,
     key: PathBuf,
     current: RwLock<Arc<ServerConfig>>,
-    seen: Mutex<Seen>,
+    seen: Mutex<CertificateDigests>,
 }
 
 /// Digests of both files together.
-struct Seen {
-    /// Of the last pair that was taken or refused.
+struct CertificateDigests {
+    /// Digest of the last pair that was accepted or refused.
     done: [u8; 32],
-    /// Of a pair that may be half replaced: refused when it is still there at the next look.
+    /// Digest of a pair that may be half replaced: refused if it is still there at the next poll.
     doubtful: Option<[u8; 32]>,
 }
 
 impl Certificates {
     /// Reads both files (PEM: the chain with the server's own certificate first, and its key) for the first time.
     pub fn open(certificate: &Path, key: &Path) -> Result<Arc<Self>, CertificateError> {
-        let pair = Pair::read(certificate, key);
+        let pair = CertificatePair::read(certificate, key);
         let config = pair.config()?;
         publish_generation(1);
         publish_stale(false);
@@ -75,7 +76,7 @@ impl Certificates {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
             current: RwLock::new(config),
-            seen: Mutex::new(Seen { done: pair.digest(), doubtful: None }),
+            seen: Mutex::new(CertificateDigests { done: pair.digest(), doubtful: None }),
         }))
     }
 
@@ -85,10 +86,11 @@ impl Certificates {
         Ok(Box::new(TlsConnection::new(connection, handshake_bytes)))
     }
 
-    /// Takes the files when they are not what the last attempt saw; whether it did. Blocks on the disk, logs the outcome.
+    /// Accepts the files if they differ from the last attempt, and returns whether it did. Blocks on the disk, logs the
+    /// outcome.
     pub fn reload_if_changed(&self) -> Result<bool, CertificateError> {
         let mut seen = self.seen.lock();
-        let pair = Pair::read(&self.certificate, &self.key);
+        let pair = CertificatePair::read(&self.certificate, &self.key);
         let digest = pair.digest();
         if digest == seen.done {
             seen.doubtful = None;
@@ -97,7 +99,7 @@ impl Certificates {
         match pair.config() {
             Ok(config) => {
                 *self.current.write() = config;
-                *seen = Seen { done: digest, doubtful: None };
+                *seen = CertificateDigests { done: digest, doubtful: None };
                 metrics::gauge!(GENERATION).increment(1.0);
                 publish_stale(false);
                 tracing::info!(path = %self.certificate.display(), "certificate applied");
@@ -108,7 +110,7 @@ impl Certificates {
                 Ok(false)
             }
             Err(error) => {
-                *seen = Seen { done: digest, doubtful: None };
+                *seen = CertificateDigests { done: digest, doubtful: None };
                 publish_stale(true);
                 metrics::counter!("fanfare_tls_certificate_errors_total").increment(1);
                 tracing::error!(path = %error.path().display(), reason = %error, "certificate refused, nothing changed");
@@ -134,24 +136,24 @@ fn publish_generation(generation: u32) {
     metrics::gauge!(GENERATION).set(f64::from(generation));
 }
 
-/// Whether the files were refused, so that an earlier pair is in use.
+/// Sets the metric for refused files, while an earlier pair is in use.
 fn publish_stale(is_stale: bool) {
     metrics::gauge!("fanfare_certificate_stale").set(u8::from(is_stale));
 }
 
-struct Pair<'a> {
-    certificate: File<'a>,
-    key: File<'a>,
+struct CertificatePair<'a> {
+    certificate: CertificateFile<'a>,
+    key: CertificateFile<'a>,
 }
 
-struct File<'a> {
+struct CertificateFile<'a> {
     path: &'a Path,
     bytes: std::io::Result<Vec<u8>>,
 }
 
-impl<'a> Pair<'a> {
+impl<'a> CertificatePair<'a> {
     fn read(certificate: &'a Path, key: &'a Path) -> Self {
-        Self { certificate: File::read(certificate), key: File::read(key) }
+        Self { certificate: CertificateFile::read(certificate), key: CertificateFile::read(key) }
     }
 
     fn digest(&self) -> [u8; 32] {
@@ -163,7 +165,7 @@ impl<'a> Pair<'a> {
         digest.finalize().into()
     }
 
-    /// Sessions of an earlier certificate are not resumed: the keys of the tickets are new ones too.
+    /// The TLS configuration, with new ticket keys: sessions of an earlier certificate are not resumed.
     fn config(&self) -> Result<Arc<ServerConfig>, CertificateError> {
         let chain = self.certificate.chain()?;
         let key = self.key.key()?;
@@ -192,7 +194,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-impl<'a> File<'a> {
+impl<'a> CertificateFile<'a> {
     fn read(path: &'a Path) -> Self {
         Self { path, bytes: std::fs::read(path) }
     }
@@ -216,7 +218,7 @@ impl<'a> File<'a> {
     }
 
     fn key(&self) -> Result<PrivateKeyDer<'static>, CertificateError> {
-        // The parser's own words could repeat a line of the key.
+        // The parser's message could repeat a line of the key.
         PrivateKeyDer::from_pem_slice(self.bytes()?)
             .map_err(|_| CertificateError::unusable(self.path, "holds no private key in PEM"))
     }

@@ -1,4 +1,4 @@
-//! The server's side of TLS on one connection, over a socket that belongs to whoever serves it.
+//! The server's side of TLS on one connection, over a socket of the caller.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
@@ -6,28 +6,28 @@ use rustls::ServerConnection;
 
 use crate::telemetry::count_tls_failure;
 
-/// What is encrypted and not taken by the socket. When it is full nothing more is taken to be encrypted.
+/// Encrypted bytes that the socket has not taken. When full, nothing more is encrypted.
 const UNSENT_BYTES_MAX: usize = 64 * 1024;
-/// Records read in one go: who sends such as carry nothing does not hold up the others.
+/// Records read in one call, so that a client that sends empty records does not block others.
 const ROUNDS_MAX: usize = 64;
 
-/// Sockets are non-blocking; [`ErrorKind::WouldBlock`] is theirs.
+/// TLS over a non-blocking socket; [`ErrorKind::WouldBlock`] is the socket's.
 #[derive(Debug)]
 pub struct TlsConnection {
     connection: ServerConnection,
-    /// What the handshake may still take from the client.
+    /// Bytes that the handshake may still take from the client.
     handshake_bytes: usize,
-    /// How the client broke TLS; nothing more is read.
+    /// The client's TLS error; nothing more is read.
     broken: Option<rustls::Error>,
-    /// The socket took something since [`TlsConnection::take_progress`].
+    /// Whether the socket took something since [`TlsConnection::take_progress`].
     progress: bool,
 }
 
-/// What a read has put into its buffer. Nothing is the end of the stream.
+/// Result of a read; 0 bytes is the end of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
+pub struct TlsRead {
     pub bytes: usize,
-    /// There may be more without a further event of the socket.
+    /// Whether more may be readable without a further event of the socket.
     pub more: bool,
 }
 
@@ -37,23 +37,23 @@ impl TlsConnection {
         Self { connection, handshake_bytes, broken: None, progress: false }
     }
 
-    /// Fills the buffer as far as the client has sent. What TLS has to answer goes out on the way.
+    /// Fills the buffer as far as the client has sent, and writes the answers of TLS on the way.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] when the socket is empty, [`ErrorKind::Interrupted`] when it is to be read again
+    /// [`ErrorKind::WouldBlock`] when the socket is empty, [`ErrorKind::Interrupted`] when the caller should read again
     /// although nothing has come of it yet.
-    pub fn read(&mut self, socket: &mut (impl Read + Write), buffer: &mut [u8]) -> io::Result<Taken> {
+    pub fn read(&mut self, socket: &mut (impl Read + Write), buffer: &mut [u8]) -> io::Result<TlsRead> {
         let mut bytes = 0;
         let result = self.fill(socket, buffer, &mut bytes);
         match result {
-            // Whatever ended the reading shows again when there is nothing left before it.
-            Err(error) if bytes > 0 => Ok(Taken { bytes, more: error.kind() != ErrorKind::WouldBlock }),
-            Ok(()) => Ok(Taken { bytes, more: bytes > 0 }),
+            // The end of the reading recurs at the next call, when no bytes precede it.
+            Err(error) if bytes > 0 => Ok(TlsRead { bytes, more: error.kind() != ErrorKind::WouldBlock }),
+            Ok(()) => Ok(TlsRead { bytes, more: bytes > 0 }),
             Err(error) => Err(error),
         }
     }
 
-    /// Ok when the buffer is full or the stream at its end.
+    /// Reads until the buffer is full or the stream at its end.
     fn fill(
         &mut self,
         socket: &mut (impl Read + Write),
@@ -68,7 +68,7 @@ impl TlsConnection {
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // An end without close_notify: frames and bodies say themselves whether they are whole.
+                // An end without close_notify is accepted: frames and bodies know themselves whether they are complete.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
                 Err(error) => return Err(error),
             }
@@ -86,7 +86,7 @@ impl TlsConnection {
         if handshaking {
             self.handshake_bytes = self.handshake_bytes.saturating_sub(count);
         }
-        // What came before the break is still to be read, so it is told at the next call.
+        // Bytes before the error are still to be read, so it is reported at the next call.
         self.broken = match self.connection.process_new_packets() {
             Ok(_) if handshaking && self.handshake_bytes == 0 => {
                 Some(rustls::Error::General("the handshake is too long".to_owned()))
@@ -97,17 +97,17 @@ impl TlsConnection {
         if let Some(error) = self.broken.as_ref().filter(|_| handshaking) {
             count_tls_failure(error);
         }
-        // For a broken one this is the alert.
+        // After an error this sends the alert.
         match self.flush(socket) {
             Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Takes what there is room for.
+    /// Encrypts as much as the buffer has space for.
     ///
     /// # Errors
-    /// [`ErrorKind::WouldBlock`] as long as the socket has not taken what was written before.
+    /// [`ErrorKind::WouldBlock`] while the socket has not taken the earlier bytes.
     pub fn write(&mut self, socket: &mut impl Write, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         self.flush(socket)?;
         let count = self.connection.writer().write_vectored(slices)?;
@@ -117,7 +117,7 @@ impl TlsConnection {
         }
     }
 
-    /// Gives the socket what waits for it.
+    /// Writes the waiting bytes to the socket.
     pub fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
         while self.connection.wants_write() {
             match self.connection.write_tls(socket) {
@@ -134,12 +134,12 @@ impl TlsConnection {
         self.connection.wants_write()
     }
 
-    /// Whether the socket took anything since this was last asked.
+    /// Whether the socket took anything since the last call.
     pub fn take_progress(&mut self) -> bool {
         std::mem::take(&mut self.progress)
     }
 
-    /// Says that nothing more follows.
+    /// Sends close_notify.
     pub fn close(&mut self, socket: &mut impl Write) -> io::Result<()> {
         self.connection.send_close_notify();
         self.flush(socket)

@@ -6,4 +6,4 @@ mod connection;
 mod tests;
 
 pub use certificate::{CertificateError, Certificates};
-pub use connection::{Taken, TlsConnection};
+pub use connection::{TlsConnection, TlsRead};

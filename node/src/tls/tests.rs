@@ -18,13 +18,13 @@ use super::*;
 const NAME: &str = "node.test";
 
 /// A certificate that signs itself, and its key, as two files.
-struct Files {
+struct TestCertificate {
     folder: tempfile::TempDir,
     certificate: PathBuf,
     key: PathBuf,
 }
 
-impl Files {
+impl TestCertificate {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (certificate, key) = (folder.path().join("node.crt"), folder.path().join("node.key"));
@@ -33,7 +33,7 @@ impl Files {
         files
     }
 
-    /// Puts a fresh pair in their place.
+    /// Replaces the files by a fresh pair.
     fn renew(&self) {
         let (certificate, key) = pair();
         std::fs::write(&self.certificate, certificate).unwrap();
@@ -44,7 +44,7 @@ impl Files {
         Certificates::open(&self.certificate, &self.key)
     }
 
-    /// A client that trusts the certificate that stands in the file now.
+    /// A client that trusts the certificate now in the file.
     fn client(&self) -> ClientConnection {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_file(&self.certificate).unwrap()).unwrap();
@@ -66,20 +66,20 @@ fn pair() -> (String, String) {
 }
 
 /// The server's socket: `incoming` is what it can read, `room` what it still takes.
-struct Pipe {
+struct TlsTestPipe {
     incoming: VecDeque<u8>,
     ended: bool,
     outgoing: Vec<u8>,
     room: usize,
 }
 
-impl Pipe {
+impl TlsTestPipe {
     fn new() -> Self {
         Self { incoming: VecDeque::new(), ended: false, outgoing: Vec::new(), room: usize::MAX }
     }
 }
 
-impl Read for Pipe {
+impl Read for TlsTestPipe {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.incoming.is_empty() && !self.ended {
             return Err(ErrorKind::WouldBlock.into());
@@ -88,7 +88,7 @@ impl Read for Pipe {
     }
 }
 
-impl Write for Pipe {
+impl Write for TlsTestPipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(self.room);
         if count == 0 {

@@ -316,8 +316,8 @@ fn a_node_has_no_huge_pages() {
     let status = std::fs::read_to_string(format!("/proc/{}/status", node.id()));
     node.kill().and_then(|()| node.wait()).expect("a child");
     let status = status.expect("it was running");
-    let told = status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).map(str::trim);
-    assert_eq!(told, Some("0"));
+    let thp_enabled = status.lines().find_map(|line| line.strip_prefix("THP_enabled:")).map(str::trim);
+    assert_eq!(thp_enabled, Some("0"));
 }
 
 #[test]

@@ -16,13 +16,13 @@ const ENDS: [&str; 2] = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let files = || folder.read_dir().expect("a folder").count();
     let before = files();
-    let told = ["serve", "check-config"].map(|command| {
+    let printed = ["serve", "check-config"].map(|command| {
         let (code, stdout, stderr) = run(folder, &[&[command], &ENDS[..], arguments].concat());
         assert_eq!((code, stdout.as_str()), (2, ""), "{command} {arguments:?} {stderr}");
         stderr
     });
     assert_eq!(files(), before, "{arguments:?}");
-    let [by_start, by_check] = told;
+    let [by_start, by_check] = printed;
     assert_eq!(by_start, by_check);
     by_start
 }
@@ -38,9 +38,9 @@ fn a_data_folder_that_is_none_is_named_with_its_setting() {
         ("link", "link cannot be a folder: link is a link to nothing\n"),
         ("/proc/data", "cannot make /proc/data in /proc: "),
     ] {
-        let told = refused(folder.path(), &["--data-dir", data_dir]);
+        let printed = refused(folder.path(), &["--data-dir", data_dir]);
         let line = format!("fanfare: --data-dir: {reason}");
-        assert!(told.starts_with(&line) && told.lines().count() == 1, "{data_dir}: {told}");
+        assert!(printed.starts_with(&line) && printed.lines().count() == 1, "{data_dir}: {printed}");
     }
 }
 
@@ -67,9 +67,9 @@ fn a_data_folder_without_rights_is_named_with_its_setting() {
             };
             process.env_remove("FANFARE_CONFIG").current_dir(folder.path());
             let output = process.arg(command).args(ENDS).args(["--data-dir", data_dir]).output().unwrap();
-            let told = String::from_utf8(output.stderr).unwrap();
-            assert!(told.starts_with(&format!("fanfare: --data-dir: {reason}")), "{command} {told}");
-            assert_eq!(output.status.code(), Some(2), "{command} {told}");
+            let printed = String::from_utf8(output.stderr).unwrap();
+            assert!(printed.starts_with(&format!("fanfare: --data-dir: {reason}")), "{command} {printed}");
+            assert_eq!(output.status.code(), Some(2), "{command} {printed}");
         }
     }
 }
@@ -106,30 +106,30 @@ fn a_first_start_on_a_full_disk_is_in_no_later_ones_way() {
         "serve",
     ]);
     let output = full.args(ENDS).env_clear().current_dir(folder.path()).output().unwrap();
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("cannot make ./data/admin-token: File too large"), "{told}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("cannot make ./data/admin-token: File too large"), "{printed}");
     assert_eq!(folder.path().join("data").read_dir().unwrap().count(), 0);
-    let told = until_node_is_up(folder.path());
-    assert!(told.contains("node is up"), "{told}");
+    let printed = until_node_is_up(folder.path());
+    assert!(printed.contains("node is up"), "{printed}");
 }
 
 #[test]
-fn an_empty_admin_token_is_made_anew_and_any_other_is_told() {
+fn empty_admin_token_is_recreated_and_a_bad_one_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("data/admin-token");
     fs::create_dir(folder.path().join("data")).unwrap();
     for (text, reason) in [("two words", "is not one line"), ("\"quoted\"", "stands in quotes")] {
         fs::write(&file, text).unwrap();
-        let told = refused(folder.path(), &[]);
+        let printed = refused(folder.path(), &[]);
         let place = "fanfare: --data-dir: what ./data/admin-token holds is no admin token: it ";
-        assert!(told.starts_with(&format!("{place}{reason}")), "{told}");
+        assert!(printed.starts_with(&format!("{place}{reason}")), "{printed}");
     }
     fs::write(&file, "\n").unwrap();
     let (code, _, stderr) = run(folder.path(), &["check-config"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
-    let told = until_node_is_up(folder.path());
-    assert!(told.contains("node is up"), "{told}");
+    let printed = until_node_is_up(folder.path());
+    assert!(printed.contains("node is up"), "{printed}");
     assert_eq!(fs::read_to_string(&file).unwrap().trim().len(), 43);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 }
@@ -145,11 +145,14 @@ fn more_connections_than_files_allow_are_a_warning() {
         limited
     };
     let checked = limited("check-config").output().unwrap();
-    let told = "limits.connections: 1000 is lowered to 96, since the process may open 300 files, and event streams need their share\n";
-    assert_eq!(String::from_utf8(checked.stderr).unwrap(), format!("fanfare: warning: {told}"));
+    let printed = "limits.connections: 1000 is lowered to 96, since the process may open 300 files, and event streams need their share\n";
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), format!("fanfare: warning: {printed}"));
     assert_eq!(checked.status.code(), Some(0));
-    let told = until_up(folder.path(), limited("serve"));
-    assert!(told.contains("configuration warning") && told.contains("1000 is lowered to 96"), "{told}");
+    let printed = until_up(folder.path(), limited("serve"));
+    assert!(
+        printed.contains("configuration warning") && printed.contains("1000 is lowered to 96"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -157,9 +160,9 @@ fn a_filter_that_leaves_the_node_out_still_warns() {
     let folder = tempfile::tempdir().unwrap();
     let mut node = fanfare(folder.path(), &[&["serve", "--log=fanfre=debug"], &ENDS[..]].concat());
     node.env("FANFARE_VERSION", "1.0");
-    let told = until_written(folder.path(), node, |told| told.contains("FANFARE_VERSION"));
-    assert!(told.contains("leaves out most lines of the node"), "{told}");
-    assert!(told.contains("nothing logs as `fanfre`, did you mean fanfare?"), "{told}");
+    let printed = until_written(folder.path(), node, |printed| printed.contains("FANFARE_VERSION"));
+    assert!(printed.contains("leaves out most lines of the node"), "{printed}");
+    assert!(printed.contains("nothing logs as `fanfre`, did you mean fanfare?"), "{printed}");
 }
 
 #[test]
@@ -200,31 +203,31 @@ fn lines_without_a_reader_are_counted() {
 #[test]
 fn a_store_that_finds_no_free_file_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
-    let mut told = String::new();
+    let mut printed = String::new();
     // The store is what fails with some of these numbers, with fewer files what comes before it.
     for files in 16..24 {
-        let mut few = Command::new("sh");
+        let mut restricted = Command::new("sh");
         let program = env!("CARGO_BIN_EXE_fanfare");
         let script = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
-        few.args(["-c", &script, program, "serve", "--threads=1"]).args(ENDS);
-        few.env_clear().current_dir(folder.path());
-        told += &until_up(folder.path(), few);
+        restricted.args(["-c", &script, program, "serve", "--threads=1"]).args(ENDS);
+        restricted.env_clear().current_dir(folder.path());
+        printed += &until_up(folder.path(), restricted);
     }
     let reason = "the store in ./data/store cannot be opened: Too many open files";
-    assert!(told.contains(reason) && !told.contains("damaged"), "{told}");
+    assert!(printed.contains(reason) && !printed.contains("damaged"), "{printed}");
 }
 
 #[test]
-fn flags_before_the_command_are_told_to_go_behind_it() {
+fn flags_before_the_command_are_refused_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let (code, _, stderr) = run(folder.path(), &["--listen", "127.0.0.1:0", "check-config"]);
     assert_eq!(code, 2);
-    let told = "fanfare: put the flags after the command: check-config [FLAGS]\n";
-    assert!(stderr.ends_with(told), "{stderr}");
+    let printed = "fanfare: put the flags after the command: check-config [FLAGS]\n";
+    assert!(stderr.ends_with(printed), "{stderr}");
 }
 
 fn until_up(folder: &Path, node: Command) -> String {
-    until_written(folder, node, |told| told.contains("node is up"))
+    until_written(folder, node, |printed| printed.contains("node is up"))
 }
 
 fn until_node_is_up(folder: &Path) -> String {
@@ -240,16 +243,16 @@ fn until_written(folder: &Path, mut node: Command, is_there: impl Fn(&str) -> bo
         .spawn()
         .expect("the node starts");
     let until = Instant::now() + Duration::from_secs(20);
-    let told = loop {
+    let printed = loop {
         let has_ended = node.try_wait().expect("a child process").is_some();
-        let told = fs::read_to_string(&log).expect("the log");
-        if is_there(&told) || has_ended || Instant::now() > until {
-            break told;
+        let printed = fs::read_to_string(&log).expect("the log");
+        if is_there(&printed) || has_ended || Instant::now() > until {
+            break printed;
         }
         std::thread::sleep(Duration::from_millis(10));
     };
     node.kill().and_then(|()| node.wait()).expect("the node ends");
-    told
+    printed
 }
 
 #[test]
@@ -260,8 +263,8 @@ fn a_log_filter_that_would_turn_the_log_off_is_refused() {
         ("inof", "`inof` is no level, did you mean info?"),
         ("info;fanfare=debug", "`info;fanfare` is no part of the program that can log"),
     ] {
-        let told = refused(folder.path(), &["--log", filter]);
-        assert!(told.starts_with(&format!("fanfare: --log: {reason}")), "{told}");
+        let printed = refused(folder.path(), &["--log", filter]);
+        assert!(printed.starts_with(&format!("fanfare: --log: {reason}")), "{printed}");
     }
     let (code, _, stderr) = run(folder.path(), &["check-config", "--log", " info"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
@@ -297,8 +300,8 @@ fn files_of_secrets_are_checked_by_both() {
             "--scylla-password-file: what quoted holds stands in quotes",
         ),
     ] {
-        let told = refused(folder.path(), &arguments);
-        assert!(told.starts_with(&format!("fanfare: {reason}")), "{told}");
+        let printed = refused(folder.path(), &arguments);
+        assert!(printed.starts_with(&format!("fanfare: {reason}")), "{printed}");
     }
 }
 
@@ -311,10 +314,10 @@ fn a_whole_key_in_place_of_its_secret_is_refused() {
         |secret: &str| fs::write(folder.path().join("d.toml"), format!("{key}{secret}\n")).unwrap();
     fs::write(folder.path().join("k1.secret"), "s.e.cret.k1\n").unwrap();
     directory("secret_file = 'k1.secret'");
-    let told = refused(folder.path(), &["--directory=d.toml"]);
+    let printed = refused(folder.path(), &["--directory=d.toml"]);
     let place = "fanfare: d.toml:8: tenants[0].accounts[0].keys[0].secret_file: ";
     let reason = "holds the whole key, <secret>.k1; expected is the secret alone, without .k1\n";
-    assert_eq!(told, format!("{place}{reason}"));
+    assert_eq!(printed, format!("{place}{reason}"));
 
     directory("secret = ' secret'");
     let (code, stdout, stderr) = run(folder.path(), &["check-config", "--directory=d.toml"]);
@@ -332,21 +335,21 @@ fn a_node_starts_and_logs_what_is_odd() {
         command
     };
     let checked = odd(&["check-config"]).output().unwrap();
-    let told = "fanfare: warning: FANFARE_STROE: is no setting and has no effect, did you mean FANFARE_STORE?\n\
+    let printed = "fanfare: warning: FANFARE_STROE: is no setting and has no effect, did you mean FANFARE_STORE?\n\
                 fanfare: warning: FANFARE_VERSION: is no setting and has no effect\n";
-    assert_eq!(String::from_utf8(checked.stderr).unwrap(), told);
+    assert_eq!(String::from_utf8(checked.stderr).unwrap(), printed);
     assert_eq!(checked.status.code(), Some(0));
 
     let node = odd(&[&["serve", "--log-format=json"], &ENDS[..]].concat());
-    let told = until_up(folder.path(), node);
-    let odd: Vec<serde_json::Value> = told
+    let printed = until_up(folder.path(), node);
+    let odd: Vec<serde_json::Value> = printed
         .lines()
         .map(|line| serde_json::from_str(line).expect("a line of JSON"))
         .filter(|line: &serde_json::Value| line["level"] == "WARN" && !line["place"].is_null())
         .collect();
-    assert!(told.contains("node is up"), "{told}");
-    assert_eq!((odd.len(), odd[0]["place"].as_str()), (2, Some("FANFARE_STROE")), "{told}");
-    assert!(odd[0]["problem"].as_str().unwrap().ends_with("did you mean FANFARE_STORE?"), "{told}");
+    assert!(printed.contains("node is up"), "{printed}");
+    assert_eq!((odd.len(), odd[0]["place"].as_str()), (2, Some("FANFARE_STROE")), "{printed}");
+    assert!(odd[0]["problem"].as_str().unwrap().ends_with("did you mean FANFARE_STORE?"), "{printed}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which module may use which: the table of `docs/architecture.md` is the rule.
+//! Uses between modules: the table of `docs/architecture.md` is the rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 

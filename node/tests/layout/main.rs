@@ -2,8 +2,11 @@
 //!
 //! Every rule is a function from text to findings, tried on a bad sample in its own file and on the tree here.
 
+mod comments;
 mod imports;
+mod markdown;
 mod metrics;
+mod names;
 mod pages;
 mod places;
 mod residue;
@@ -35,6 +38,27 @@ fn files_and_functions_keep_their_size() {
 #[test]
 fn names_of_tests_say_case_and_expectation() {
     assert_none(&test_names::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn names_are_the_words_of_the_glossary() {
+    let tree = Tree::of_workspace();
+    assert_none(&names::Glossary::of(&tree).check(&tree));
+}
+
+#[test]
+fn types_of_the_node_have_names_of_their_own() {
+    assert_none(&names::check_types(&Tree::of_workspace()));
+}
+
+#[test]
+fn doc_comments_say_what_the_item_is() {
+    assert_none(&comments::check(&Tree::of_workspace()));
+}
+
+#[test]
+fn pages_have_short_lines_sentences_and_paragraphs() {
+    assert_none(&markdown::check(&Tree::of_workspace()));
 }
 
 #[test]

@@ -22,8 +22,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
             }
         }
     }
-    let is_lost =
-        |page: &&str| page.starts_with("docs/") && *page != CONTENTS && !reached.contains(*page);
+    let is_lost = |page: &&str| page.starts_with("docs/") && *page != CONTENTS && !reached.contains(*page);
     let lost = pages.iter().copied().filter(is_lost);
     lost.map(|page| format!("{page}: no page leads here from {FIRST}")).collect()
 }

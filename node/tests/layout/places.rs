@@ -1,4 +1,4 @@
-//! What may be named in one place only, so that an invariant can be read off by looking there.
+//! Paths that may be named in one place only, so that an invariant can be read off there.
 
 use crate::source::{Tree, line_of, words};
 
@@ -27,13 +27,13 @@ const RULES: &[Rule] = &[
         reason: "model::Clock never goes back and can be passed in",
     },
     Rule {
-        names: &["Published::new", "PresenceEvent::new", "PresenceEvent::departure"],
+        names: &["PublishedMessages::new", "PresenceEvent::new", "PresenceEvent::delayed_leave"],
         within: &["node/src/"],
         except: &["node/src/publish.rs", "node/src/publish/"],
         reason: "publish is the only way in",
     },
     Rule {
-        names: &["Forwarded::new", "ForwardedPresence::new", "ToldMembers::new"],
+        names: &["ForwardedMessages::new", "ForwardedPresence::new", "RemoteMembersPage::new"],
         within: &["node/src/"],
         except: &["node/src/cluster/inbound.rs", "node/src/cluster/inbound/"],
         reason: "what a peer forwards comes through cluster::inbound, is delivered, and nothing else",

@@ -1,4 +1,4 @@
-//! What work leaves behind and a tree does not need.
+//! Residue: files and lines that work leaves behind and a tree does not need.
 
 use crate::source::{Tree, code_only, is_ident, line_of, words};
 
@@ -90,7 +90,7 @@ fn left_over_files_are_found() {
 }
 
 #[test]
-fn open_ends_are_found_in_code_and_marks_everywhere() {
+fn open_ends_are_found_in_code_and_marks_in_all_files() {
     let [macros @ .., attribute] = OPEN_ENDS else { panic!("there are some") };
     for name in macros {
         assert_eq!(findings_of("a.rs", &format!("fn f() {{ {name}(\"x\") }}")), 1, "{name}");

@@ -8,7 +8,7 @@ use std::process::Command;
 pub(crate) struct Tree(BTreeMap<String, String>);
 
 impl Tree {
-    /// What git tracks, or without git everything outside build output and dot folders.
+    /// Reads the files that git tracks, or without git all outside of build output and dot folders.
     pub(crate) fn of_workspace() -> Self {
         let root = workspace_root();
         let paths = tracked(&root).unwrap_or_else(|| walked(&root));
@@ -94,7 +94,7 @@ fn walked(root: &Path) -> Vec<String> {
     paths
 }
 
-/// Where the out-of-line modules of a file live: `a/` for `a/mod.rs`, `a/b/` for `a/b.rs`.
+/// Gives the folder of a file's out-of-line modules: `a/` for `a/mod.rs`, `a/b/` for `a/b.rs`.
 fn module_folder(path: &str) -> String {
     let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
     match name {
@@ -107,7 +107,7 @@ pub(crate) fn is_ident(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_'
 }
 
-/// Where `word` stands as a whole word.
+/// Gives the offsets at which `word` stands as a whole word.
 pub(crate) fn words<'t>(text: &'t str, word: &'t str) -> impl Iterator<Item = usize> + 't {
     let bytes = text.as_bytes();
     text.match_indices(word).map(|(at, _)| at).filter(move |&at| {

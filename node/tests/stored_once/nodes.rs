@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use fanfare::app::App;
 use fanfare::config::{Config, StoreKind};
 use fanfare::model::{Clock, Limits};
-use fanfare::origin::history::{Embedded, Options};
+use fanfare::origin::history::{EmbeddedOptions, EmbeddedStore};
 use fanfare::telemetry;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use tokio::time::Instant;
 
 use crate::SOON;
-use crate::recording::{Log, Recording};
+use crate::recording::{Log, RecordingStore};
 use crate::socket::Socket;
 
 pub(crate) const NODES: usize = 3;
@@ -65,21 +65,21 @@ impl Nodes {
         std::fs::write(file("directory.toml"), DIRECTORY).expect("the folder is writable");
         std::fs::write(file("cluster.key"), STANDARD.encode([7; 32])).expect("the folder is writable");
         std::fs::create_dir(file("store")).expect("the folder is writable");
-        let options = Options::new(true, &limits());
-        let store = Embedded::open(&file("store"), &options, Clock::system()).expect("a store");
+        let options = EmbeddedOptions::new(true, &limits());
+        let store = EmbeddedStore::open(&file("store"), &options, Clock::system()).expect("a store");
         let (store, log) = (Arc::new(store), Arc::new(Mutex::new(Log::default())));
         let mut apps: Vec<App> = Vec::new();
         for node in 0..NODES {
             let seed = apps.first().and_then(|first| first.addresses().gossip);
-            let own = Recording { node, log: Arc::clone(&log), store: Arc::clone(&store) };
+            let own = RecordingStore { node, log: Arc::clone(&log), store: Arc::clone(&store) };
             let started = App::start_over(config(node, folder.path(), seed), Some(Arc::new(own))).await;
             apps.push(started.expect("a node starts"));
         }
         let nodes = Self { apps, log, _folder: folder, _alone: alone };
         nodes.until_linked().await;
         let mut log = nodes.log.lock();
-        let (runs, policies) = (std::mem::take(&mut log.runs), std::mem::take(&mut log.policies));
-        *log = Log { runs, policies, ..Log::default() };
+        let (runs, policies) = (std::mem::take(&mut log.incarnations), std::mem::take(&mut log.policies));
+        *log = Log { incarnations: runs, policies, ..Log::default() };
         drop(log);
         nodes
     }
@@ -94,7 +94,7 @@ impl Nodes {
     }
 
     pub(crate) fn node_of(&self, run: u64) -> usize {
-        self.log.lock().runs[&run]
+        self.log.lock().incarnations[&run]
     }
 
     pub(crate) fn reads(&self) -> u64 {
@@ -113,16 +113,16 @@ impl Nodes {
         for socket in &mut sockets {
             socket.attach(PROBE, &json!({})).await;
         }
-        let mut heard = vec![HashSet::new(); NODES];
+        let mut received = vec![HashSet::new(); NODES];
         let end = Instant::now() + SOON;
-        while heard.iter().any(|from| from.len() < NODES) {
-            assert!(Instant::now() < end, "waited in vain for the links: {heard:?}");
+        while received.iter().any(|from| from.len() < NODES) {
+            assert!(Instant::now() < end, "waited in vain for the links: {received:?}");
             for (node, socket) in sockets.iter_mut().enumerate() {
                 socket.publish(PROBE, &[json!({"data": node})]).await;
             }
-            for (socket, heard) in sockets.iter_mut().zip(&mut heard) {
+            for (socket, received) in sockets.iter_mut().zip(&mut received) {
                 while let Some(frame) = socket.next_within(PROBE_LOOK).await {
-                    heard.extend(frame["messages"][0]["data"].as_u64());
+                    received.extend(frame["messages"][0]["data"].as_u64());
                 }
             }
         }

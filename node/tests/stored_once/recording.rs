@@ -4,18 +4,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use fanfare::model::{
-    AccountId, IdScope, KeptNonce, Nonce, NoncePage, PresenceEvent, Published, Revocation, Stamp, StampedIds,
+    AccountId, ClaimedNonce, IdScope, Nonce, NoncePage, PresenceEvent, PublishedMessages, Revocation, Stamp,
+    StampedIds,
 };
 use fanfare::origin::history::{
-    BoxFuture, Done, Embedded, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, Kept, KeptBy,
-    StoreError,
+    BoxFuture, EmbeddedStore, HistoryCoverage, HistoryPage, HistoryQuery, HistoryStore, IdLookupCallback,
+    IncarnationPolicies, PreviousIncarnation, StoreCallback, StoreError,
 };
 use fanfare::origin::metering::MetricRow;
 use parking_lot::Mutex;
 
 /// A message or a change of presence that a node was to store.
 #[derive(Debug, Clone)]
-pub(crate) struct Noted {
+pub(crate) struct StoredItem {
     pub(crate) node: usize,
     pub(crate) channel: String,
     /// The data of a message; who did what.
@@ -23,43 +24,43 @@ pub(crate) struct Noted {
     pub(crate) stamp: Stamp,
     /// The run that the member's connection is of; of a message, the run where it entered.
     pub(crate) owner: u64,
-    /// Its channel has a history.
+    /// Whether the channel keeps history.
     pub(crate) is_kept: bool,
 }
 
 /// All that the nodes were to store, each kind in the order of the calls.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    pub(crate) messages: Vec<Noted>,
-    pub(crate) changes: Vec<Noted>,
-    /// Of messages: one of them stores all of a publish.
+    pub(crate) messages: Vec<StoredItem>,
+    pub(crate) changes: Vec<StoredItem>,
+    /// Calls that append messages. One call stores all of a publish.
     pub(crate) appends: u64,
     /// Ids that another node has published under.
     pub(crate) ids: Vec<StampedIds>,
-    /// Which node each run is of.
-    pub(crate) runs: HashMap<u64, usize>,
-    /// Which channels keep history, as each run has said last.
+    /// Index of the node, by incarnation.
+    pub(crate) incarnations: HashMap<u64, usize>,
+    /// Latest number for the channels that keep history, by incarnation. Equal numbers are equal policies.
     pub(crate) policies: HashMap<u64, u64>,
     pub(crate) reads: u64,
 }
 
 /// The store of one node. What ends that node leaves it to the others.
-pub(crate) struct Recording {
+pub(crate) struct RecordingStore {
     pub(crate) node: usize,
     pub(crate) log: Arc<Mutex<Log>>,
-    pub(crate) store: Arc<Embedded>,
+    pub(crate) store: Arc<EmbeddedStore>,
 }
 
-impl HistoryStore for Recording {
+impl HistoryStore for RecordingStore {
     fn is_shared(&self) -> bool {
         true
     }
 
-    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+    fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         let mut log = self.log.lock();
         log.appends += 1;
         let owner = published.incarnation;
-        log.messages.extend(published.messages.iter().map(|message| Noted {
+        log.messages.extend(published.messages.iter().map(|message| StoredItem {
             node: self.node,
             channel: published.key.channel().to_owned(),
             text: message.data.as_ref().map_or("", |data| data.get()).to_owned(),
@@ -71,10 +72,10 @@ impl HistoryStore for Recording {
         self.store.append(published, retention_hours, done);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
         let PresenceEvent { action, incarnation, sequence, .. } = *event;
         let data = event.data.as_ref().map_or("null", |data| data.get());
-        self.log.lock().changes.push(Noted {
+        self.log.lock().changes.push(StoredItem {
             node: self.node,
             channel: event.key.channel().to_owned(),
             text: format!("{action} {} {data}", event.member.client_id.as_str()),
@@ -89,11 +90,11 @@ impl HistoryStore for Recording {
         self.store.is_full()
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
         self.store.find_ids(scope, ids, found);
     }
 
-    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: Done) {
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: StoreCallback) {
         self.log.lock().ids.push(ids.clone());
         self.store.keep_ids(scope, ids, done);
     }
@@ -106,7 +107,7 @@ impl HistoryStore for Recording {
         self.store.nonces(after)
     }
 
-    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
+    fn keep_nonces(&self, nonces: Vec<ClaimedNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
         self.store.keep_nonces(nonces)
     }
 
@@ -119,26 +120,30 @@ impl HistoryStore for Recording {
     }
 
     /// The store knows of one node alone, so it is not told.
-    fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
+    fn begin_incarnation(
+        &self,
+        incarnation: u64,
+        kept: HistoryCoverage,
+    ) -> BoxFuture<'static, Result<Vec<PreviousIncarnation>, StoreError>> {
         let mut log = self.log.lock();
-        log.runs.insert(incarnation, self.node);
+        log.incarnations.insert(incarnation, self.node);
         log.policies.insert(incarnation, kept.policies);
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+    fn recent_policies(&self) -> BoxFuture<'static, Result<IncarnationPolicies, StoreError>> {
         let kept = self.log.lock().policies.iter().map(|(run, policies)| (*run, *policies)).collect();
         Box::pin(std::future::ready(Ok(kept)))
     }
 
-    fn told_policies(&self) -> Option<u64> {
+    fn announced_policies(&self) -> Option<u64> {
         let log = self.log.lock();
-        let (run, _) = log.runs.iter().find(|(_, node)| **node == self.node)?;
+        let (run, _) = log.incarnations.iter().find(|(_, node)| **node == self.node)?;
         log.policies.get(run).copied()
     }
 
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.store.settled()
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.store.flush()
     }
 
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {

@@ -1,4 +1,4 @@
-//! What a client says and hears, frame by frame, so that nothing that comes twice is left out.
+//! Frames of a client, one by one, so that a frame that comes twice is noticed.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub(crate) struct Socket {
     stream: TcpStream,
     buffer: BytesMut,
     last_id: u64,
-    /// What came before an answer that was waited for.
+    /// Frames that came before an answer that was waited for.
     backlog: VecDeque<Value>,
     /// The `connected` frame.
     pub(crate) connected: Value,

@@ -1,4 +1,4 @@
-//! What clients are owed for what they publish, and what they hear.
+//! Publishes and presence changes that the nodes have acknowledged, and the frames that subscribers receive.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -8,50 +8,50 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 
 use crate::nodes::{NODES, Nodes};
-use crate::recording::{Log, Noted};
+use crate::recording::{Log, StoredItem};
 use crate::socket::{Socket, request};
 use crate::{SOON, is_kept};
 
 /// The text of a message or a change, as a node gives it.
 type Text = fn(&Value) -> String;
 /// A channel, and the text of what came there: the data of a message, or who did what.
-pub(crate) type Heard = (String, String);
+pub(crate) type ReceivedItem = (String, String);
 
-/// What a node has acknowledged.
+/// A message or a presence change that a node has acknowledged.
 #[derive(Debug, Clone)]
-pub(crate) struct Acked {
+pub(crate) struct AckedItem {
     pub(crate) node: usize,
     pub(crate) channel: String,
     pub(crate) text: String,
-    /// Where the answer says it.
+    /// Incarnation and sequence, if the answer has them.
     pub(crate) stamp: Option<Stamp>,
 }
 
 /// All that the nodes have acknowledged in a test.
 #[derive(Debug, Default)]
-pub(crate) struct Owed {
-    pub(crate) messages: Vec<Acked>,
-    pub(crate) changes: Vec<Acked>,
+pub(crate) struct AckedItems {
+    pub(crate) messages: Vec<AckedItem>,
+    pub(crate) changes: Vec<AckedItem>,
 }
 
-impl Owed {
+impl AckedItems {
     /// A message whose data is this text.
     pub(crate) fn message(&mut self, node: usize, channel: &str, data: &str, stamp: Option<Stamp>) {
         let (channel, text) = (channel.to_owned(), json!(data).to_string());
-        self.messages.push(Acked { node, channel, text, stamp });
+        self.messages.push(AckedItem { node, channel, text, stamp });
     }
 
     pub(crate) fn change(&mut self, node: usize, channel: &str, text: &str) {
         let (channel, text) = (channel.to_owned(), text.to_owned());
-        self.changes.push(Acked { node, channel, text, stamp: None });
+        self.changes.push(AckedItem { node, channel, text, stamp: None });
     }
 
     /// Sorted.
-    pub(crate) fn heard_on(&self, channel: &str) -> Vec<Heard> {
+    pub(crate) fn expected_on(&self, channel: &str) -> Vec<ReceivedItem> {
         let all = self.messages.iter().chain(&self.changes).filter(|one| one.channel == channel);
-        let mut heard: Vec<_> = all.map(|one| (one.channel.clone(), one.text.clone())).collect();
-        heard.sort();
-        heard
+        let mut received: Vec<_> = all.map(|one| (one.channel.clone(), one.text.clone())).collect();
+        received.sort();
+        received
     }
 
     /// Each was to be stored once, where it entered, and nothing else was.
@@ -65,8 +65,8 @@ impl Owed {
     pub(crate) async fn assert_read_once(&self, nodes: &Nodes, channel: &str) {
         let messages = ("history", "messages", data_of as Text, &self.messages);
         let changes = ("presence/history", "events", change_of as Text, &self.changes);
-        for (path, name, text, owed) in [messages, changes] {
-            let on_channel = owed.iter().filter(|one| one.channel == channel && is_kept(channel));
+        for (path, name, text, acknowledged) in [messages, changes] {
+            let on_channel = acknowledged.iter().filter(|one| one.channel == channel && is_kept(channel));
             let mut expected: Vec<_> = on_channel.map(|one| one.text.clone()).collect();
             expected.sort();
             for node in 0..NODES {
@@ -80,10 +80,14 @@ impl Owed {
     }
 }
 
-fn assert_once(log: &Log, noted: &[Noted], owed: &[Acked]) {
+fn assert_once(log: &Log, recorded: &[StoredItem], acknowledged: &[AckedItem]) {
     let (mut stored, mut last) = (HashMap::new(), HashMap::new());
-    for one in noted {
-        assert_eq!(log.runs.get(&one.stamp.incarnation), Some(&one.node), "it is of this node: {one:?}");
+    for one in recorded {
+        assert_eq!(
+            log.incarnations.get(&one.stamp.incarnation),
+            Some(&one.node),
+            "it is of this node: {one:?}"
+        );
         assert_eq!(one.owner, one.stamp.incarnation, "it is its own: {one:?}");
         assert_eq!(one.is_kept, is_kept(&one.channel), "{one:?}");
         let before = last.insert((one.node, &one.channel), one.stamp.sequence);
@@ -91,7 +95,7 @@ fn assert_once(log: &Log, noted: &[Noted], owed: &[Acked]) {
         let before = stored.insert((&one.channel, &one.text), one);
         assert!(before.is_none(), "stored twice: {before:?} and {one:?}");
     }
-    for one in owed {
+    for one in acknowledged {
         let found = stored.remove(&(&one.channel, &one.text));
         let found = found.unwrap_or_else(|| unreachable!("acknowledged and not stored: {one:?}"));
         assert_eq!(found.node, one.node, "{one:?} and {found:?}");
@@ -117,16 +121,21 @@ impl Publisher {
     }
 
     /// All in one publish over the socket.
-    pub(crate) async fn publish(&mut self, owed: &mut Owed, channel: &str, data: &[String]) {
+    pub(crate) async fn publish(&mut self, acknowledged: &mut AckedItems, channel: &str, data: &[String]) {
         let stamps = self.socket.publish(channel, &messages(data)).await;
         assert_eq!(stamps.len(), data.len());
         for (data, stamp) in data.iter().zip(stamps) {
-            owed.message(self.node, channel, data, Some(stamp));
+            acknowledged.message(self.node, channel, data, Some(stamp));
         }
     }
 
     /// Each in a publish of its own, all on their way before the first is answered.
-    pub(crate) async fn publish_each(&mut self, owed: &mut Owed, channel: &str, data: &[String]) {
+    pub(crate) async fn publish_each(
+        &mut self,
+        acknowledged: &mut AckedItems,
+        channel: &str,
+        data: &[String],
+    ) {
         let mut ids = Vec::new();
         for one in messages(data) {
             ids.push(self.socket.start_publish(channel, &[one]).await);
@@ -135,12 +144,12 @@ impl Publisher {
             let [stamp] = self.socket.published(&id).await[..] else {
                 unreachable!("one message, one stamp")
             };
-            owed.message(self.node, channel, data, Some(stamp));
+            acknowledged.message(self.node, channel, data, Some(stamp));
         }
     }
 
     /// All in one publish over HTTP, to each of these channels.
-    pub(crate) async fn post(&self, owed: &mut Owed, channels: &[&str], data: &[String]) {
+    pub(crate) async fn post(&self, acknowledged: &mut AckedItems, channels: &[&str], data: &[String]) {
         match channels {
             [channel] => self.post_one(channel, &messages(data)).await,
             channels => {
@@ -151,7 +160,7 @@ impl Publisher {
             }
         }
         for channel in channels {
-            data.iter().for_each(|data| owed.message(self.node, channel, data, None));
+            data.iter().for_each(|data| acknowledged.message(self.node, channel, data, None));
         }
     }
 
@@ -167,15 +176,15 @@ fn messages(data: &[String]) -> Vec<Value> {
     data.iter().map(|data| json!({"data": data})).collect()
 }
 
-/// Who hears some channels on one node.
+/// A client that is attached to some channels on one node.
 pub(crate) struct Subscriber {
     pub(crate) socket: Socket,
-    pub(crate) heard: Vec<Heard>,
+    pub(crate) received: Vec<ReceivedItem>,
 }
 
 impl Subscriber {
     pub(crate) fn new(socket: Socket) -> Self {
-        Self { socket, heard: Vec::new() }
+        Self { socket, received: Vec::new() }
     }
 
     pub(crate) async fn on_each(nodes: &Nodes, channels: &[&str]) -> Vec<Self> {
@@ -190,51 +199,51 @@ impl Subscriber {
     }
 
     /// Reads until it has heard all of these; gives the position of the last frame.
-    pub(crate) async fn hear(&mut self, wanted: impl IntoIterator<Item = Heard>) -> Value {
-        let mut missing: HashSet<Heard> = wanted.into_iter().collect();
-        missing.retain(|one| !self.heard.contains(one));
+    pub(crate) async fn receive_all(&mut self, expected: impl IntoIterator<Item = ReceivedItem>) -> Value {
+        let mut missing: HashSet<ReceivedItem> = expected.into_iter().collect();
+        missing.retain(|one| !self.received.contains(one));
         let mut position = Value::Null;
         while !missing.is_empty() {
             let frame = self.socket.next_within(SOON).await;
             let frame = frame.unwrap_or_else(|| unreachable!("waited in vain for {missing:?}"));
-            let heard = heard_in(&frame);
-            if !heard.is_empty() {
+            let received = received_in(&frame);
+            if !received.is_empty() {
                 position = frame["serial"].clone();
             }
-            missing.retain(|one| !heard.contains(one));
-            self.heard.extend(heard);
+            missing.retain(|one| !received.contains(one));
+            self.received.extend(received);
         }
         position
     }
 }
 
 /// Every subscriber hears on the channel what is owed, once. What might come again comes before what each node publishes last.
-pub(crate) async fn assert_heard_once(
+pub(crate) async fn assert_received_once(
     nodes: &Nodes,
     subscribers: &mut [Subscriber],
-    owed: &mut Owed,
+    acknowledged: &mut AckedItems,
     channel: &str,
 ) {
-    let so_far = owed.heard_on(channel);
+    let so_far = acknowledged.expected_on(channel);
     for subscriber in &mut *subscribers {
-        subscriber.hear(so_far.iter().cloned()).await;
+        subscriber.receive_all(so_far.iter().cloned()).await;
     }
     let last = format!("last after {}", so_far.len());
     for mut publisher in Publisher::on_each(nodes).await {
         let data = format!("{last} of node {}", publisher.node);
-        publisher.publish(owed, channel, &[data]).await;
+        publisher.publish(acknowledged, channel, &[data]).await;
     }
-    let expected = owed.heard_on(channel);
+    let expected = acknowledged.expected_on(channel);
     for (place, subscriber) in subscribers.iter_mut().enumerate() {
-        subscriber.hear(expected.iter().cloned()).await;
-        let on_channel = subscriber.heard.iter().filter(|(of, _)| of == channel);
-        let mut heard: Vec<_> = on_channel.cloned().collect();
-        heard.sort();
-        assert_eq!(heard, expected, "of subscriber {place}");
+        subscriber.receive_all(expected.iter().cloned()).await;
+        let on_channel = subscriber.received.iter().filter(|(of, _)| of == channel);
+        let mut received: Vec<_> = on_channel.cloned().collect();
+        received.sort();
+        assert_eq!(received, expected, "of subscriber {place}");
     }
 }
 
-fn heard_in(frame: &Value) -> Vec<Heard> {
+fn received_in(frame: &Value) -> Vec<ReceivedItem> {
     let (name, text): (_, Text) = match frame["op"].as_u64() {
         Some(12) => ("presence", change_of),
         Some(13) => ("messages", data_of),

@@ -1,4 +1,4 @@
-//! The client's side: its requests written, the server's frames read.
+//! The client's side of the socket: writes its requests and reads the server's frames.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -8,90 +8,129 @@ use crate::http::Occupancy;
 use crate::writer::{Object, write_array};
 use crate::{json, msgpack};
 
-/// A frame of the server, with the fields of all kinds; those that a frame does not have are none or empty.
+/// A frame of the server, with the fields of all kinds. A field that the frame does not have is `None` or
+/// empty.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Incoming {
+    /// Kind of the frame, one of [`op`](super::op).
     pub op: i64,
+    /// Id of the request that the frame answers.
     pub id: Option<String>,
+    /// Channel that the frame is about; `None`: the connection.
     pub channel: Option<String>,
+    /// Channel position after the frame, for a resume (op 9, 12 and 13).
     pub serial: Option<String>,
+    /// Serials of the published messages, in their order (op 1).
     #[serde(default)]
     pub serials: Vec<String>,
+    /// Sentence for a person that says what is wrong.
     pub error: Option<String>,
+    /// Number of the error, one of [`code`](super::code).
     pub code: Option<u32>,
+    /// Name of the limit that was reached, such as `channel_limit`.
     pub reason: Option<String>,
+    /// Messages of one publish (op 13).
     #[serde(default)]
     pub messages: Vec<MessageIn>,
+    /// Whether the connection is the former one (op 3), or no message of the channel is missing (op 9).
     pub resumed: Option<bool>,
-    /// Of op 9 a flag, of op 12 the list of events, as JSON text.
+    /// JSON text: whether members follow (op 9), or a list of [`PresenceIn`] (op 12).
     #[serde(default, deserialize_with = "json::present")]
     pub presence: Option<Box<RawValue>>,
-    /// Of op 14.
+    /// Members of one page (op 14).
     #[serde(default)]
     pub members: Vec<MemberIn>,
-    /// Of op 14: further pages follow.
+    /// Whether further pages follow (op 14).
     pub more: Option<bool>,
+    /// Modes that are granted: of `subscribe`, `publish` and `presence` (op 9).
     pub modes: Option<Vec<String>>,
+    /// Sentence for a person about what the attach did not get (op 9).
     pub warning: Option<String>,
-    /// Of op 16.
+    /// Numbers of connections and members (op 16).
     pub occupancy: Option<Occupancy>,
-    /// Of op 16: `cluster` or `node`.
+    /// `cluster` if all nodes are counted, `node` if the answering one alone (op 16).
     pub source: Option<String>,
+    /// Connection id, `c_` and 22 base64url characters (op 3).
     pub connection_id: Option<String>,
+    /// Secret by which the connection is resumed (op 3).
     pub connection_key: Option<String>,
+    /// Client id of the connection; `None` if it has none (op 3).
     pub client_id: Option<String>,
+    /// Name of the node in the cluster (op 3).
     pub node_id: Option<String>,
+    /// Rhythm of heartbeats of both sides, in milliseconds (op 3).
     pub heartbeat_ms: Option<u64>,
+    /// Milliseconds after a lost connection in which it can be resumed (op 3).
     pub resume_window_ms: Option<u64>,
+    /// Greatest size of a message: the JSON texts of name, data, extras and client id, in bytes (op 3).
     pub max_message_bytes: Option<usize>,
+    /// Milliseconds after which the client connects again (op 4).
     pub reconnect_after_ms: Option<u64>,
-    /// Epoch milliseconds.
+    /// End of the token, in epoch milliseconds; `None` for a credential without an end (op 3 and 15).
     pub expires: Option<u64>,
-    /// Epoch milliseconds.
+    /// Clock of the node, in epoch milliseconds (op 3).
     pub server_time: Option<u64>,
 }
 
-/// One message of op 13; `data` may be `null`, `timestamp` is in epoch milliseconds.
+/// One message of op 13.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MessageIn {
+    /// Message id, given by the publisher or made by the node.
     pub id: String,
+    /// Kind of event, as published.
     pub name: Option<String>,
+    /// JSON text as published, which may be `null`; `None` if it was left out.
     #[serde(default, deserialize_with = "json::present")]
     pub data: Option<Box<RawValue>>,
+    /// JSON object as published; `None` if it was left out.
     #[serde(default, deserialize_with = "json::present")]
     pub extras: Option<Box<RawValue>>,
+    /// Client id of the publisher; `None` if it has none.
     pub client_id: Option<String>,
+    /// Connection id of the publisher.
     pub connection_id: String,
+    /// Time of the publish, in epoch milliseconds.
     pub timestamp: u64,
 }
 
-/// One event of op 12; `data` may be `null`, `timestamp` is in epoch milliseconds.
+/// One presence event of op 12.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PresenceIn {
     /// `enter`, `update` or `leave`.
     pub action: String,
+    /// Client id of the member.
     pub client_id: String,
+    /// Connection id of the member.
     pub connection_id: String,
+    /// JSON text that the member gave, which may be `null`; `None` if it gave none.
     #[serde(default, deserialize_with = "json::present")]
     pub data: Option<Box<RawValue>>,
+    /// Time of the event, in epoch milliseconds.
     pub timestamp: u64,
 }
 
-/// One member of op 14; `data` may be `null`, `timestamp` is that of its last event, in epoch milliseconds.
+/// One presence member of op 14.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberIn {
+    /// Client id of the member.
     pub client_id: String,
+    /// Connection id of the member.
     pub connection_id: String,
+    /// JSON text that the member gave, which may be `null`; `None` if it gave none.
     #[serde(default, deserialize_with = "json::present")]
     pub data: Option<Box<RawValue>>,
+    /// Time of the member's last event, in epoch milliseconds.
     pub timestamp: u64,
 }
 
-/// Reads a frame of the server, which a client trusts in size and nesting. Every error is fatal.
+/// Reads a frame of the server. A client trusts its node, so neither size nor nesting is bounded.
+///
+/// # Errors
+/// [`FrameError::Fatal`] for every payload that is no frame.
 pub fn parse_server(format: Format, payload: &[u8]) -> Result<Incoming, FrameError> {
     let parsed = match format {
         Format::Json => serde_json::from_slice(payload),
@@ -103,7 +142,7 @@ pub fn parse_server(format: Format, payload: &[u8]) -> Result<Incoming, FrameErr
     parsed.map_err(|error| FrameError::Fatal(json::error_text(&error)))
 }
 
-/// The payload of a client's frame.
+/// Writes the payload of a client's frame: `op` first, compact, without absent fields.
 pub fn encode_request(request: &Request, format: Format) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     write(request, &mut Object::begin(&mut out));

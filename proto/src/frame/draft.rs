@@ -1,4 +1,4 @@
-//! One message as a publisher gives it, in a frame and in an HTTP body alike.
+//! One message as its publisher gives it, in a frame and in an HTTP body alike.
 
 use std::fmt;
 
@@ -6,17 +6,20 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// One message as a publisher gave it. `data` and `extras` are compact JSON texts, kept as they came; `data` may
-/// be `null`, `extras` is an object. Names and sizes are not checked.
+/// A message as its publisher gives it. Lengths and characters of its texts are not checked.
 #[derive(Debug, Clone, Default)]
 pub struct Draft {
+    /// Message id of the publisher's choice; `None`: the node makes one.
     pub id: Option<Box<str>>,
+    /// Kind of event.
     pub name: Option<Box<str>>,
+    /// JSON text, kept as it came but for insignificant white space. `null` is a value.
     pub data: Option<Box<RawValue>>,
+    /// JSON object, kept in the same way.
     pub extras: Option<Box<RawValue>>,
 }
 
-/// By hand, because a derived one also takes an array for an object and does not name the field it refuses.
+/// Reads objects alone, with errors that name the field. A derived implementation would take an array, too.
 impl<'de> Deserialize<'de> for Draft {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // Not `deserialize_map`, which would quote a string in its error.
@@ -44,7 +47,7 @@ impl<'de> Visitor<'de> for DraftVisitor {
         f.write_str("an object for a message")
     }
 
-    /// What is sent in the wrong place may be a key or a token.
+    /// Refuses a text without quoting it, as it may be a key or a token in the wrong place.
     fn visit_str<E: de::Error>(self, _: &str) -> Result<Draft, E> {
         Err(E::custom("a message must be an object"))
     }

@@ -1,4 +1,4 @@
-//! What a client asks.
+//! Requests of clients: the frames that a node reads.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,68 +11,103 @@ use serde_json::value::RawValue;
 use super::{Draft, Format, op};
 use crate::{json, msgpack};
 
-/// One frame of a client. Without an `id` it is done and not answered.
+/// One frame of a client. A request without an `id` is carried out in silence, but attach and detach are
+/// always answered.
 #[derive(Debug, Clone)]
 pub struct Request {
+    /// Text that the answer repeats.
     pub id: Option<String>,
+    /// Kind of the request, with its fields.
     pub body: Body,
 }
 
+/// The kinds of requests. Names and values of their fields are not checked.
 #[derive(Clone)]
 pub enum Body {
+    /// Sign of life (op 0).
     Heartbeat,
+    /// End of the connection (op 5).
     Close,
+    /// Delivery of a channel (op 8).
     Attach(Attach),
+    /// End of the delivery of a channel (op 10).
     Detach {
+        /// Channel name.
         channel: String,
     },
+    /// Change of a member (op 12).
     Presence(PresenceRequest),
-    /// At least one message.
+    /// Publish (op 13).
     Message {
+        /// Channel name.
         channel: String,
+        /// Messages in their order, all of them published or none.
         messages: Vec<Draft>,
     },
+    /// New token (op 15).
     Auth {
+        /// Service JWT.
         access_token: String,
     },
+    /// Request with another `op`, which is answered with a nack.
     Unknown {
+        /// Kind of the frame.
         op: i64,
     },
 }
 
-/// Names and values of the fields are not checked.
+/// The fields of an attach (op 8). Names and values are not checked.
 #[derive(Debug, Clone, Default)]
 pub struct Attach {
+    /// Channel name.
     pub channel: String,
+    /// Messages from before the attach: a count such as `10`, or a time such as `10s` or `5m`.
     pub rewind: Option<String>,
+    /// Channel position from which to resume.
     pub serial: Option<String>,
+    /// Deliveries that are wanted: of `subscribe`, `publish` and `presence`; `None`: all.
     pub modes: Option<Vec<String>>,
-    /// How many are at the channel is to be told, now and after changes.
+    /// Whether op 16 is to say how many are at the channel, now and after changes.
     pub occupancy: bool,
 }
 
-/// Names and values of the fields are not checked. `data` may be `null`.
+/// The fields of a presence request (op 12). Names and values are not checked.
 #[derive(Debug, Clone, Default)]
 pub struct PresenceRequest {
+    /// Channel name.
     pub channel: String,
+    /// `enter`, `update` or `leave`.
     pub action: String,
+    /// Client id of the member; `None`: that of the connection.
     pub client_id: Option<String>,
+    /// JSON text of the member, which may be `null`; `None`: none, or the last data in a leave.
     pub data: Option<Box<RawValue>>,
 }
 
-/// Why a frame was not understood.
+/// Reasons for which a frame is not understood, each with what the node does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FrameError {
-    /// Not an object, or malformed: op 7 (40000), then close 1002.
+    /// Payload that is malformed or no object, with a sentence that says why: op 7 (40000), then close 1002.
     Fatal(String),
-    /// Nested too deep: the same.
-    TooDeep { nesting_max: usize },
-    /// A text frame that is not UTF-8: op 7 (40000), then close 1007.
+    /// Payload with more levels of nesting than allowed: op 7 (40000), then close 1002.
+    TooDeep {
+        /// Levels that are allowed.
+        nesting_max: usize,
+    },
+    /// Text frame that is not UTF-8: op 7 (40000), then close 1007.
     BadUtf8,
-    /// The JSON text of a MessagePack frame is over the limit: op 7 (40000), then close 1009.
-    TooBig { json_bytes_max: usize },
-    /// Nack 40000 if there is an id.
-    Refused { id: Option<String>, error: String },
+    /// MessagePack frame whose JSON text is over the limit: op 7 (40000), then close 1009.
+    TooBig {
+        /// Bytes that are allowed.
+        json_bytes_max: usize,
+    },
+    /// Object with a field that is missing or wrong: nack 40000.
+    Refused {
+        /// Id of the request; without one nothing is answered.
+        id: Option<String>,
+        /// Sentence that names the field.
+        error: String,
+    },
 }
 
 impl fmt::Display for FrameError {
@@ -90,15 +125,21 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
-/// The default bound of the JSON text of a MessagePack frame: that of a socket message.
+/// Default limit for the JSON text of a MessagePack frame, in bytes: the default limit of a socket message.
 pub const JSON_BYTES_MAX: usize = 524_288;
 
-/// [`parse_within`] with [`JSON_BYTES_MAX`].
+/// Reads a client's frame as [`parse_within`] does, with [`JSON_BYTES_MAX`].
+///
+/// # Errors
+/// Those of [`parse_within`].
 pub fn parse(format: Format, payload: &[u8], nesting_max: usize) -> Result<Request, FrameError> {
     parse_within(format, payload, nesting_max, JSON_BYTES_MAX)
 }
 
-/// Reads a client's frame. Unknown fields and those that belong to another `op` are ignored.
+/// Reads a client's frame. Unknown fields, and those of another `op`, are ignored.
+///
+/// # Errors
+/// [`FrameError`] says what the node answers.
 pub fn parse_within(
     format: Format,
     payload: &[u8],
@@ -154,7 +195,7 @@ fn refused(text: &str, error: String) -> FrameError {
     }
 }
 
-/// The fields of all frames, each still as text: which of them matter depends on `op`.
+/// The fields of all frames as JSON texts. `op` decides which of them are read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Wire<'a> {
@@ -263,7 +304,7 @@ fn optional(field: &str, value: Option<&RawValue>) -> Result<Option<String>, Str
     }
 }
 
-/// The first `id` of an object if it is a string, whatever else stands there.
+/// The first `id` of an object if it is a string, whatever the other fields are.
 struct FirstId(Option<String>);
 
 #[derive(Deserialize)]
@@ -299,7 +340,7 @@ impl<'de> Deserialize<'de> for FirstId {
     }
 }
 
-/// By hand, so that no access token reaches a log.
+/// Leaves out the access token, so that none reaches a log.
 impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

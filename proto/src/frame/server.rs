@@ -1,4 +1,4 @@
-//! What the server says.
+//! Frames of the server, as a node writes them.
 
 use serde_json::value::RawValue;
 
@@ -7,96 +7,146 @@ use crate::http::{Occupancy, OccupancySource};
 use crate::msgpack;
 use crate::writer::{Object, write_array};
 
-/// A frame of the server, other than message (see [`encode_messages`]), presence ([`encode_presence`]) and sync
-/// ([`SyncPage`]).
+/// A frame of the server, other than messages ([`encode_messages`]), presence ([`encode_presence`]) and
+/// members ([`SyncPage`]).
 #[derive(Debug, Clone)]
 pub enum ServerFrame<'a> {
+    /// Sign of life, or answer to a heartbeat with an id (op 0).
     Heartbeat {
+        /// Id of the client's heartbeat.
         id: Option<&'a str>,
     },
-    /// `serials`: one per message of a publish.
+    /// Answer to a request that is carried out (op 1).
     Ack {
+        /// Id of the request.
         id: &'a str,
+        /// Serial of each message of a publish, in their order; `None` for other requests.
         serials: Option<&'a [String]>,
     },
+    /// Answer to a request that is refused (op 2).
     Nack {
+        /// Id of the request.
         id: &'a str,
+        /// Sentence for a person.
         error: &'a str,
+        /// Number of the error, one of [`code`](super::code).
         code: u32,
+        /// Name of the limit that was reached, such as `channel_limit`.
         reason: Option<&'a str>,
     },
+    /// Beginning of the connection, or answer to a new token (op 3).
     Connected(Connected<'a>),
+    /// Notice before a close: the client may connect again (op 4).
     Disconnected {
+        /// Sentence for a person.
         error: Option<&'a str>,
+        /// Number of the error, one of [`code`](super::code).
         code: u32,
-        /// Names a ceiling.
+        /// Name of the limit that was reached, such as `connection_limit`.
         reason: Option<&'a str>,
+        /// Milliseconds after which the client connects again.
         reconnect_after_ms: u64,
     },
+    /// Answer to a close (op 6).
     Closed,
-    /// Without a channel the connection is over.
+    /// Error on a channel, or without a channel the end of the connection (op 7).
     Error {
+        /// Sentence for a person.
         error: &'a str,
+        /// Number of the error, one of [`code`](super::code).
         code: u32,
+        /// Channel name; `None`: the connection ends.
         channel: Option<&'a str>,
     },
+    /// Answer to an attach, or notice of a change (op 9).
     Attached(Attached<'a>),
+    /// Answer to a detach, or notice that delivery has ended (op 11).
     Detached {
+        /// Id of the request; `None`: a notice.
         id: Option<&'a str>,
+        /// Channel name.
         channel: &'a str,
+        /// Sentence for a person, in a notice.
         error: Option<&'a str>,
+        /// Number of the error, in a notice.
         code: Option<u32>,
     },
-    /// How many are at a channel, for a client that has asked at its attach.
+    /// Numbers of connections and members at a channel, for a client whose attach asks for them (op 16).
     Occupancy {
+        /// Channel name.
         channel: &'a str,
+        /// The numbers.
         occupancy: Occupancy,
+        /// Nodes whose connections are counted.
         source: OccupancySource,
     },
-    /// Asks for a fresh token; `expires` in epoch milliseconds.
+    /// Request for a new token (op 15).
     AuthRequired {
+        /// Number of the error, one of [`code`](super::code).
         code: u32,
+        /// End of the present token, in epoch milliseconds.
         expires: u64,
     },
 }
 
-/// Times in epoch milliseconds.
+/// The fields of op 3.
 #[derive(Debug, Clone)]
 pub struct Connected<'a> {
+    /// Connection id, `c_` and 22 base64url characters.
     pub connection_id: &'a str,
+    /// Secret by which the client resumes the connection.
     pub connection_key: &'a str,
+    /// Client id of the connection; `None` if it has none.
     pub client_id: Option<&'a str>,
+    /// Name of the node in the cluster.
     pub node_id: &'a str,
+    /// Whether the connection is the former one.
     pub resumed: bool,
+    /// Rhythm of heartbeats of both sides, in milliseconds.
     pub heartbeat_ms: u64,
+    /// Milliseconds after a lost connection in which it can be resumed.
     pub resume_window_ms: u64,
+    /// Greatest size of a message: the JSON texts of name, data, extras and client id, in bytes.
     pub max_message_bytes: usize,
+    /// End of the token, in epoch milliseconds; `None` for a credential without an end.
     pub expires: Option<u64>,
+    /// Clock of the node, in epoch milliseconds.
     pub server_time: u64,
 }
 
+/// The fields of op 9.
 #[derive(Debug, Clone)]
 pub struct Attached<'a> {
+    /// Id of the request; `None`: a notice.
     pub id: Option<&'a str>,
+    /// Channel name.
     pub channel: &'a str,
+    /// Channel position at which delivery begins.
     pub serial: &'a str,
+    /// Whether no message is missing since the client's serial.
     pub resumed: bool,
-    /// A sync follows.
+    /// Whether a list of members follows (op 14).
     pub presence: bool,
+    /// Modes that are granted: of `subscribe`, `publish` and `presence`.
     pub modes: &'a [&'a str],
+    /// Sentence for a person about what the attach did not get.
     pub warning: Option<&'a str>,
 }
 
-/// One message of op 13.
+/// The part of a message that differs within a publish, for op 13.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageOut<'a> {
+    /// Message id.
     pub id: &'a str,
+    /// Kind of event.
     pub name: Option<&'a str>,
+    /// JSON text as published; `None` if it was left out.
     pub data: Option<&'a RawValue>,
+    /// JSON object as published; `None` if it was left out.
     pub extras: Option<&'a RawValue>,
 }
 
-/// The payload of a frame: `op` first, compact, absent fields left out.
+/// Writes the payload of a frame: `op` first, compact, without absent fields.
 pub fn encode(frame: &ServerFrame<'_>, format: Format) -> Vec<u8> {
     let mut out = Vec::with_capacity(128);
     write(frame, &mut Object::begin(&mut out));
@@ -183,7 +233,8 @@ fn write_attached<'o, 'v>(attached: &Attached<'_>, object: &'o mut Object<'v>) -
         .text_if("warning", attached.warning)
 }
 
-/// Appends the JSON text of op 13; `timestamp` in epoch milliseconds. For MessagePack see [`msgpack::from_json`].
+/// Appends the JSON text of op 13; `timestamp` is in epoch milliseconds. [`msgpack::from_json`] makes
+/// MessagePack of it.
 pub fn encode_messages<'m>(
     channel: &str,
     serial: &str,
@@ -201,7 +252,7 @@ pub fn encode_messages<'m>(
     frame.end();
 }
 
-/// Appends one message of op 13.
+/// Appends the JSON text of one message of op 13; `timestamp` is in epoch milliseconds.
 pub fn encode_message(
     message: &MessageOut<'_>,
     timestamp: u64,
@@ -220,7 +271,7 @@ pub fn encode_message(
         .end();
 }
 
-/// Appends the JSON text of op 13 around messages that [`encode_message`] wrote.
+/// Appends the JSON text of op 13 around messages that [`encode_message`] has written.
 pub fn encode_written<'m>(
     channel: &str,
     serial: &str,
@@ -233,17 +284,22 @@ pub fn encode_written<'m>(
     frame.end();
 }
 
-/// One presence event of op 12; `timestamp` in epoch milliseconds.
+/// One presence event of op 12.
 #[derive(Debug, Clone, Copy)]
 pub struct PresenceOut<'a> {
+    /// `enter`, `update` or `leave`.
     pub action: &'a str,
+    /// Client id of the member.
     pub client_id: &'a str,
+    /// Connection id of the member.
     pub connection_id: &'a str,
+    /// JSON text of the member; `None` if it has none.
     pub data: Option<&'a RawValue>,
+    /// Time of the event, in epoch milliseconds.
     pub timestamp: u64,
 }
 
-/// Appends the JSON text of op 12. For MessagePack see [`msgpack::from_json`].
+/// Appends the JSON text of op 12. [`msgpack::from_json`] makes MessagePack of it.
 pub fn encode_presence(channel: &str, serial: &str, event: &PresenceOut<'_>, out: &mut Vec<u8>) {
     let mut frame = Object::begin(out);
     frame.number("op", op::PRESENCE).text("channel", channel).text("serial", serial);
@@ -259,16 +315,20 @@ pub fn encode_presence(channel: &str, serial: &str, event: &PresenceOut<'_>, out
     frame.end();
 }
 
-/// One member of op 14; `timestamp`, of its last event, in epoch milliseconds.
+/// One presence member of op 14.
 #[derive(Debug, Clone, Copy)]
 pub struct MemberOut<'a> {
+    /// Client id of the member.
     pub client_id: &'a str,
+    /// Connection id of the member.
     pub connection_id: &'a str,
+    /// JSON text of the member; `None` if it has none.
     pub data: Option<&'a RawValue>,
+    /// Time of the member's last event, in epoch milliseconds.
     pub timestamp: u64,
 }
 
-/// The JSON text of op 14 being written, member by member, up to a size.
+/// Writer of the JSON text of op 14, member by member up to a size.
 #[derive(Debug)]
 pub struct SyncPage {
     out: Vec<u8>,
@@ -277,17 +337,18 @@ pub struct SyncPage {
 }
 
 impl SyncPage {
-    /// Room for what follows the last member.
+    /// Bytes that follow the last member.
     const END_BYTES: usize = "],\"more\":false}".len();
 
-    /// `out` may hold bytes before the text, which do not count.
+    /// Begins a page of at most `bytes_max` bytes behind the bytes of `out`, which do not count.
     pub fn begin(mut out: Vec<u8>, channel: &str, bytes_max: usize) -> Self {
         let bytes_max = out.len() + bytes_max;
         Object::begin(&mut out).number("op", op::SYNC).text("channel", channel).field("members").push(b'[');
         Self { out, bytes_max, members: 0 }
     }
 
-    /// False, and nothing is written, when the page is full. The first member always has room.
+    /// Appends a member. Gives `false` and writes nothing if the page is full; the first member always has
+    /// room.
     pub fn push(&mut self, member: &MemberOut<'_>) -> bool {
         let before = self.out.len();
         if self.members > 0 {
@@ -307,6 +368,7 @@ impl SyncPage {
         true
     }
 
+    /// Ends the page and gives all bytes. `more` says whether further pages follow.
     pub fn end(mut self, more: bool) -> Vec<u8> {
         self.out.extend_from_slice(if more { b"],\"more\":true}" } else { b"],\"more\":false}" });
         self.out

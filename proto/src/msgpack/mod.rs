@@ -9,22 +9,25 @@ pub use read::to_json;
 pub(crate) use read::to_json_with_gaps;
 pub use write::from_json;
 
-/// Why a MessagePack value was refused.
+/// Reasons for which a MessagePack value is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Error {
-    /// It ends within a value.
+    /// Input that ends within a value.
     Truncated,
-    /// Something follows the value.
+    /// Input with bytes after the value.
     Trailing,
-    /// A string is not UTF-8, a map key is not a string, or a byte means nothing.
+    /// Input with a string that is not UTF-8, a map key that is no string, or a reserved byte.
     Malformed(&'static str),
-    /// Well formed, but JSON cannot say it.
+    /// Well-formed value that JSON has not: binary data, an extension type, or a number that is not finite.
     Unsupported(&'static str),
+    /// Value with more levels of nesting than allowed.
     Nesting {
+        /// Levels that are allowed.
         nesting_max: usize,
     },
-    /// The JSON text would be longer.
+    /// Value whose JSON text is over the limit.
     TooLarge {
+        /// Bytes that are allowed.
         json_bytes_max: usize,
     },
 }

@@ -5,8 +5,13 @@ use rmp::Marker;
 use super::Error;
 use crate::json;
 
-/// The compact JSON text of one MessagePack value. Memory grows with what is there, never with what a length
-/// claims, and stays within a small multiple of `bytes` and `json_bytes_max`.
+/// Converts one MessagePack value to compact JSON text of at most `json_bytes_max` bytes.
+///
+/// Memory grows with the bytes that are there, never with a length that they claim, and stays within a small
+/// multiple of `bytes` and `json_bytes_max`.
+///
+/// # Errors
+/// [`Error`] says what is wrong.
 pub fn to_json(bytes: &[u8], nesting_max: usize, json_bytes_max: usize) -> Result<String, Error> {
     Reader {
         rest: bytes,
@@ -19,7 +24,8 @@ pub fn to_json(bytes: &[u8], nesting_max: usize, json_bytes_max: usize) -> Resul
     .run()
 }
 
-/// Like [`to_json`] with null for what JSON cannot say: enough to find out whom to tell.
+/// Converts as [`to_json`] does, with `null` for values that JSON has not, so that the id of a refused
+/// request can be read.
 pub(crate) fn to_json_with_gaps(
     bytes: &[u8],
     nesting_max: usize,
@@ -36,7 +42,7 @@ pub(crate) fn to_json_with_gaps(
     .run()
 }
 
-struct Open {
+struct OpenContainer {
     map: bool,
     /// Elements, or pairs of a map, still to come.
     left: u32,
@@ -46,7 +52,7 @@ struct Open {
 struct Reader<'a> {
     rest: &'a [u8],
     out: Vec<u8>,
-    open: Vec<Open>,
+    open: Vec<OpenContainer>,
     nesting_max: usize,
     json_bytes_max: usize,
     unsupported_as_null: bool,
@@ -70,7 +76,8 @@ impl<'a> Reader<'a> {
         Ok(String::from_utf8(self.out).expect("only UTF-8 is written"))
     }
 
-    /// After a value: closes what is complete and writes what stands before the next one. False at the end.
+    /// Closes the containers that are complete after a value, and writes the text before the next value.
+    /// Gives `false` at the end.
     fn advance(&mut self) -> Result<bool, Error> {
         while let Some(open) = self.open.last_mut() {
             if open.left == 0 {
@@ -186,7 +193,7 @@ impl<'a> Reader<'a> {
         }
         self.out.push(if map { b'{' } else { b'[' });
         let left = u32::try_from(count).map_err(|_| Error::Truncated)?;
-        self.open.push(Open { map, left, first: true });
+        self.open.push(OpenContainer { map, left, first: true });
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 
 use crate::json;
 
-/// MessagePack of a valid JSON text: what fits i64 or u64 becomes an integer, every other number an f64,
-/// saturated to the finite ones. For what is not JSON the result means nothing.
+/// Converts a valid JSON text to MessagePack. A number that fits i64 or u64 becomes an integer, every other
+/// number a finite f64. The result for an invalid text is meaningless.
 pub fn from_json(json: &str) -> Vec<u8> {
     let mut counts = container_counts(json.as_bytes()).into_iter();
     let mut out = Vec::with_capacity(json.len());
@@ -41,7 +41,7 @@ fn write_scalar(out: &mut Vec<u8>, literal: &str) {
     match literal {
         "null" => rmp::encode::write_nil(out).expect(VECTOR),
         "true" | "false" => rmp::encode::write_bool(out, literal == "true").expect(VECTOR),
-        // As an integer it would lose its sign.
+        // An integer would lose the sign.
         "-0" => rmp::encode::write_f64(out, -0.0).expect(VECTOR),
         number => {
             if let Ok(value) = number.parse::<u64>() {
@@ -56,7 +56,7 @@ fn write_scalar(out: &mut Vec<u8>, literal: &str) {
     }
 }
 
-/// How many elements or pairs each container holds, in the order of their opening brackets.
+/// Counts the elements or pairs of each container, in the order of the opening brackets.
 fn container_counts(bytes: &[u8]) -> Vec<u32> {
     let Ok(text) = std::str::from_utf8(bytes) else { return Vec::new() };
     let (mut counts, mut open, mut opened) = (Vec::new(), Vec::new(), false);
@@ -87,9 +87,9 @@ enum Token<'a> {
     Close,
     Comma,
     Colon,
-    /// With its quotes.
+    /// String literal, quotes included.
     String(&'a str),
-    /// A number, true, false or null.
+    /// Number, `true`, `false` or `null`.
     Scalar(&'a str),
 }
 

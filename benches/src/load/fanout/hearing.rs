@@ -11,19 +11,19 @@ use super::{Memory, Progress};
 use crate::histogram::Histogram;
 use crate::load::link::Link;
 use crate::load::tally::Tally;
-use crate::wire::dialect::Said;
+use crate::wire::dialect::ReplyKind;
 use crate::wire::stamp::Finder;
 use crate::{NotCarried, Result, os, procfs};
 
 /// How long after the last publish a delivery may come before it counts as lost.
-const GRACE: Duration = Duration::from_secs(5);
+const LATE_MAX: Duration = Duration::from_secs(5);
 /// How often memory is looked at.
 const GLANCE: Duration = Duration::from_secs(1);
 /// Room for a frame of a server that puts all that waits for a client into one.
 const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
 pub(super) struct Subscribers {
-    /// Of those who read.
+    /// Connections of the subscribers that read.
     links: Vec<Link>,
     layout: Arc<Layout>,
     finder: Finder,
@@ -70,7 +70,7 @@ impl Subscribers {
                     let published = progress.published.load(Ordering::Acquire);
                     (Instant::now(), self.layout.expected_in_all(published))
                 });
-                if self.tally.received() >= expected || since.elapsed() > GRACE {
+                if self.tally.received() >= expected || since.elapsed() > LATE_MAX {
                     return Ok(self);
                 }
             }
@@ -83,15 +83,15 @@ impl Subscribers {
         let mut refused = None;
         let read = links[at].read(os::monotonic_ns(), shared, |piece| {
             let found = finder.each(piece, |stamp| {
-                match layout.place(at, stamp.sequence) {
-                    Some((subscription, sequence)) => tally.got(subscription, sequence),
-                    None => tally.got_astray(),
+                match layout.sequence_at(at, stamp.sequence) {
+                    Some((subscription, sequence)) => tally.record(subscription, sequence),
+                    None => tally.record_astray(),
                 }
                 if stamp.sequence >= progress.timed_from.load(Ordering::Relaxed) {
                     latency.record(os::monotonic_ns().saturating_sub(stamp.sent_ns));
                 }
             });
-            if !found && dialect.said(piece) == Said::Refused {
+            if !found && dialect.reply_kind(piece) == ReplyKind::Refused {
                 refused = Some(String::from_utf8_lossy(piece).into_owned());
             }
         });

@@ -1,4 +1,4 @@
-//! Who listens where, and which message goes where: all of it follows from the numbers of subscriber and message.
+//! Layout of a fan-out: the channels of each subscriber and of each message, which follow from their numbers.
 
 /// The same number of channels for each subscriber, and nearly the same number of subscribers for each channel.
 pub(super) struct Layout {
@@ -7,7 +7,7 @@ pub(super) struct Layout {
     attached: usize,
     /// The first so many of the subscribers read; nothing is expected of the others.
     pub(super) reading: usize,
-    /// Of each subscriber in turn, its channels in their order.
+    /// Channels of one subscriber after another, each in order.
     subscribed: Vec<u32>,
 }
 
@@ -69,8 +69,9 @@ impl Layout {
         sequence as usize % self.channels
     }
 
-    /// Which subscription of this subscriber a message is for, and its number within the channel; None when for none.
-    pub(super) fn place(&self, subscriber: usize, sequence: u32) -> Option<(usize, u32)> {
+    /// Gives the subscription of this subscriber that a message is for, and the message's number within the
+    /// channel; `None` if it is for none.
+    pub(super) fn sequence_at(&self, subscriber: usize, sequence: u32) -> Option<(usize, u32)> {
         let channel = self.channel_of(sequence) as u32;
         let nth = self.channels_of(subscriber).binary_search(&channel).ok()?;
         Some((subscriber * self.attached + nth, sequence / self.channels as u32))
@@ -136,14 +137,14 @@ mod tests {
         }
     }
 
-    /// Of the 25 groups of 20 subscribers four hear each channel.
+    /// Case: of the 25 groups of 20 subscribers, four are attached to each channel.
     #[test]
     fn grouped_subscribers_share_channels_and_most_of_next_messages() {
         let layout = Layout::in_groups(500, 125, 20, 500);
         let groups: HashSet<&[u32]> = (0..500).map(|subscriber| layout.channels_of(subscriber)).collect();
         assert_eq!(groups.len(), 25);
         let listeners = |sequence| -> HashSet<usize> {
-            (0..500).filter(|subscriber| layout.place(*subscriber, sequence).is_some()).collect()
+            (0..500).filter(|subscriber| layout.sequence_at(*subscriber, sequence).is_some()).collect()
         };
         let each: usize =
             (0..125).map(|at| (at..at + 5).flat_map(listeners).collect::<HashSet<_>>().len()).sum();
@@ -151,12 +152,12 @@ mod tests {
         assert!((3.9..4.3).contains(&together), "{together} deliveries of five messages to each");
     }
 
-    /// Of five messages in a row 400 deliveries, to 500 × (1 − (1 − 0.16)⁵) = 291 subscribers.
+    /// Case: five messages in a row are 400 deliveries, to 500 × (1 − (1 − 0.16)⁵) = 291 subscribers.
     #[test]
     fn messages_that_follow_one_another_share_what_chance_gives() {
         let layout = layout();
         let listeners = |sequence| -> HashSet<usize> {
-            (0..500).filter(|subscriber| layout.place(*subscriber, sequence).is_some()).collect()
+            (0..500).filter(|subscriber| layout.sequence_at(*subscriber, sequence).is_some()).collect()
         };
         let shared: Vec<usize> =
             (0..125).map(|at| listeners(at).intersection(&listeners(at + 1)).count()).collect();
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_for_those_who_are_attached_to_its_channel() {
+    fn message_is_expected_at_subscribers_attached_to_its_channel() {
         let layout = layout();
         for (subscriber, sequence) in
             (0..500).flat_map(|subscriber| [(subscriber, 3 * 125 + 119), (subscriber, 0)])
@@ -183,12 +184,12 @@ mod tests {
             let channel = layout.channel_of(sequence) as u32;
             let nth = layout.channels_of(subscriber).iter().position(|attached| *attached == channel);
             let place = nth.map(|nth| (subscriber * 20 + nth, sequence / 125));
-            assert_eq!(layout.place(subscriber, sequence), place, "{subscriber} {sequence}");
+            assert_eq!(layout.sequence_at(subscriber, sequence), place, "{subscriber} {sequence}");
         }
     }
 
     #[test]
-    fn nothing_is_expected_of_who_does_not_read() {
+    fn non_reading_subscribers_expect_no_deliveries() {
         let layout = Layout::by_chance(500, 125, 20, 499);
         assert_eq!((layout.expected(499 * 20 - 1, 250), layout.expected(499 * 20, 250)), (2, 0));
         assert_eq!(layout.expected_in_all(250), 499 * 20 * 2);
@@ -200,7 +201,7 @@ mod tests {
         for published in [0, 1, 20, 124, 125, 126, 333] {
             let mut placed = vec![0; layout.subscriptions()];
             let places = (0..published).flat_map(|at| (0..500).map(move |to| (to, at)));
-            let places = places.filter_map(|(to, at)| layout.place(to, at));
+            let places = places.filter_map(|(to, at)| layout.sequence_at(to, at));
             places.for_each(|(subscription, _)| placed[subscription] += 1);
             let expected: Vec<u32> = (0..placed.len()).map(|at| layout.expected(at, published)).collect();
             assert_eq!(placed, expected);

@@ -21,10 +21,10 @@ use crate::wire::stamp::DATA_BYTES_MIN;
 use crate::{Result, procfs};
 use hearing::Subscribers;
 use layout::Layout;
-use publishing::{Published, Publishing};
+use publishing::{Publishing, PublishingResult};
 use slow::SlowReaders;
 
-pub use slow::Slow;
+pub use slow::SlowReaderStats;
 
 #[derive(Args, Clone)]
 pub struct Fanout {
@@ -46,7 +46,8 @@ pub struct Fanout {
     /// Connections that publish; each channel is always published to by the same one.
     #[arg(long, default_value_t = 1)]
     pub publishers: usize,
-    /// Where they publish, if not where the subscribers are: another node of the same cluster.
+    /// Address of another node of the same cluster to publish at; without it the publishers use that of the
+    /// subscribers.
     #[arg(long)]
     pub publish_at: Option<SocketAddr>,
     /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them. Each that the
@@ -62,14 +63,14 @@ pub struct Fanout {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
-    /// Whoever has read rests for so long before the next look for what has come, as where the network tells of many segments at once.
+    /// Microseconds between two reads of a subscriber, as where the network announces many segments at once.
     #[arg(long, default_value_t = 0)]
     pub rest_us: u32,
 }
 
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// Of the measured part.
+    /// Deliveries in the measured part.
     pub deliveries: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
@@ -77,10 +78,10 @@ pub struct Outcome {
     /// TCP segments with data that the whole machine has sent in the measured part: deliveries, publishes and their answers.
     pub segments: u64,
     pub memory: Memory,
-    /// Of the whole run, warm-up included.
+    /// Faults in the whole run, warm-up included.
     pub faults: Faults,
-    /// Of those who do not read, where there are any.
-    pub slow: Option<Slow>,
+    /// Figures of the subscribers that do not read, if there are any.
+    pub slow: Option<SlowReaderStats>,
     /// How much later than due the generator sent, at the 99th percentile and at worst.
     pub lag_p99_ms: f64,
     pub lag_max_ms: f64,
@@ -89,9 +90,9 @@ pub struct Outcome {
 /// The most that was seen during the run, in glances of a second.
 #[derive(Serialize, Deserialize, Clone, Copy, Default)]
 pub struct Memory {
-    /// Of the server.
+    /// Resident memory of the server.
     pub resident_bytes: u64,
-    /// In all TCP buffers of the machine, both ends together.
+    /// Memory in all TCP buffers of the machine, both ends together.
     pub socket_bytes: u64,
 }
 
@@ -117,7 +118,7 @@ impl Fanout {
             .transpose()?;
         let slow = slow.map(|readers| {
             let progress = Arc::clone(&progress);
-            thread::spawn(move || readers.stay(&progress))
+            thread::spawn(move || readers.run_until_done(&progress))
         });
         let publishing = {
             let progress = Arc::clone(&progress);
@@ -129,31 +130,31 @@ impl Fanout {
         };
         let servers = self.target.server_pids.clone();
         let rest = Duration::from_micros(self.rest_us.into());
-        let heard = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress, rest);
+        let received = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress, rest);
         let published = publishing.join().map_err(|_| "the publisher's thread panicked")?;
         // A subscriber that was lost says more than what became of the publishes.
-        let heard = heard?;
-        let Published { meter, segments_before, began_ns, ended_ns, lag } = published?;
+        let received = received?;
+        let PublishingResult { meter, segments_before, began_ns, ended_ns, lag } = published?;
         let cost = meter.stop()?;
         let segments = procfs::segments_sent()?.saturating_sub(segments_before);
         let slow = slow.map(|readers| readers.join().map_err(|_| "the thread of the slow ones panicked"));
         let slow = slow.transpose()?.transpose()?;
         let published = progress.published.load(Ordering::Acquire);
         Ok(Outcome {
-            deliveries: heard.latency.total(),
-            p50_ms: heard.latency.quantile_ms(0.5),
-            p99_ms: heard.latency.quantile_ms(0.99),
+            deliveries: received.latency.total(),
+            p50_ms: received.latency.quantile_ms(0.5),
+            p99_ms: received.latency.quantile_ms(0.99),
             cost,
             segments,
-            memory: heard.memory,
-            faults: heard.tally.finish(|subscription| layout.expected(subscription, published)),
+            memory: received.memory,
+            faults: received.tally.finish(|subscription| layout.expected(subscription, published)),
             slow: slow.map(|readers| readers.outcome(began_ns, ended_ns)),
             lag_p99_ms: lag.quantile_ms(0.99),
             lag_max_ms: lag.highest_ms(),
         })
     }
 
-    /// What a publisher has to listen to, so that it may publish.
+    /// Gives the channels that a publisher has to attach, so that it may publish.
     fn listening(&self, publisher: usize) -> impl Iterator<Item = String> {
         let listens = self.target.dialect.publishers_listen();
         let own = (publisher as u32..self.channels as u32).step_by(self.publishers);

@@ -10,7 +10,7 @@ use super::{Fanout, Progress};
 use crate::histogram::Histogram;
 use crate::load::Meter;
 use crate::load::link::Link;
-use crate::wire::dialect::Said;
+use crate::wire::dialect::ReplyKind;
 use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::Stamp;
 use crate::{NotCarried, Result, os, procfs};
@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// How long it may take until who does not read makes the server wait.
 const BLOCKED_WITHIN: Duration = Duration::from_secs(15);
 /// How long after the last publish an answer, or a delivery of the warm-up, may come.
-const GRACE: Duration = Duration::from_secs(5);
+const LATE_MAX: Duration = Duration::from_secs(5);
 
 pub(super) struct Publishing {
     plan: Fanout,
@@ -34,8 +34,9 @@ pub(super) struct Publishing {
     acks: u32,
 }
 
-/// What was there before the measured part, and how late the messages in it were.
-pub(super) struct Published {
+/// Outcome of the publishing: the counts before the measured part, its times, and how late its messages were
+/// sent.
+pub(super) struct PublishingResult {
     pub(super) meter: Meter,
     pub(super) segments_before: u64,
     /// The measured part.
@@ -51,7 +52,7 @@ impl Publishing {
     }
 
     /// Publishes at the due times, whatever comes back.
-    pub(super) fn run(mut self) -> Result<Published> {
+    pub(super) fn run(mut self) -> Result<PublishingResult> {
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
         let warm_up = self.warm_up()?;
         self.settle(warm_up)?;
@@ -61,7 +62,7 @@ impl Publishing {
         let segments_before = procfs::segments_sent()?;
         let lag = self.publish(warm_up..warm_up + measured)?;
         self.finish(warm_up + measured)?;
-        Ok(Published { meter, segments_before, began_ns, ended_ns: os::monotonic_ns(), lag })
+        Ok(PublishingResult { meter, segments_before, began_ns, ended_ns: os::monotonic_ns(), lag })
     }
 
     /// Publishes until who is slow makes the server wait; how many messages that took.
@@ -83,7 +84,7 @@ impl Publishing {
 
     /// Waits until what was published is received, so that what the warm-up left behind is not charged to the measured part.
     fn settle(&mut self, published: u32) -> Result<()> {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + LATE_MAX;
         let expected = self.layout.expected_in_all(published);
         loop {
             thread::sleep(PAUSE);
@@ -94,7 +95,7 @@ impl Publishing {
             }
             if Instant::now() > deadline {
                 let received = format!("{received} of {expected} deliveries of the warm-up were received");
-                return Err(NotCarried(format!("{received} within {GRACE:?} after it")).into());
+                return Err(NotCarried(format!("{received} within {LATE_MAX:?} after it")).into());
             }
         }
     }
@@ -120,7 +121,7 @@ impl Publishing {
 
     /// Waits until the sockets have taken all and, where the server says so, it has taken each publish.
     fn finish(&mut self, published: u32) -> Result<()> {
-        let deadline = Instant::now() + GRACE;
+        let deadline = Instant::now() + LATE_MAX;
         let awaited = if self.plan.target.dialect.acks() { published } else { 0 };
         while self.acks < awaited || self.links.iter().any(Link::has_unsent) {
             if Instant::now() > deadline {
@@ -139,10 +140,10 @@ impl Publishing {
         let dialect = links[at].dialect();
         let mut refused = None;
         links[at]
-            .read(os::monotonic_ns(), shared, |piece| match dialect.said(piece) {
-                Said::Done => *acks += 1,
-                Said::Refused => refused = Some(String::from_utf8_lossy(piece).into_owned()),
-                Said::Other => {}
+            .read(os::monotonic_ns(), shared, |piece| match dialect.reply_kind(piece) {
+                ReplyKind::Done => *acks += 1,
+                ReplyKind::Refused => refused = Some(String::from_utf8_lossy(piece).into_owned()),
+                ReplyKind::Other => {}
             })
             .map_err(|error| lost(at, &error))?;
         // What was not taken by the socket goes now; a server that reads slowly makes the publisher late, not wrong.

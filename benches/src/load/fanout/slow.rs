@@ -30,14 +30,14 @@ const DOUBT_NS: u64 = 300_000_000;
 /// One whose kernel has taken nothing for so long is blocked.
 const STILL_NS: u64 = 50_000_000;
 
-/// What the client's kernel takes in.
+/// Size of the client's receive buffer.
 const BUFFER_BYTES: usize = 4096;
 /// A server's kernel takes some multiple of a segment, which over loopback would be megabytes: seconds in which nobody is slow.
 const SEGMENT_BYTES: u32 = 536;
 
-/// Of the place for which it was the least.
+/// Figures of the slow readers; the shares are those of the place with the least.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
-pub struct Slow {
+pub struct SlowReaderStats {
     /// The share of the measured part in which a slow reader was attached.
     pub attached: f64,
     /// The share in which one was attached whose kernel took nothing more.
@@ -49,36 +49,36 @@ pub struct Slow {
 pub(super) struct SlowReaders {
     target: Target,
     layout: Arc<Layout>,
-    /// Where the slow ones are heard.
+    /// Channel on which the generator hears whether the slow readers are served.
     channel: String,
     listener: Link,
     finder: Finder,
-    places: Vec<Place>,
+    slots: Vec<ReaderSlot>,
     /// Connections that were opened so far, which tell them apart.
     opened: u32,
 }
 
-struct Place {
+struct ReaderSlot {
     subscriber: usize,
     current: Option<Reader>,
     /// Not heard of in time, and since when. They are left alone for a while: what they said may only be late.
-    doubted: Vec<(Reader, u64)>,
-    past: Vec<Stay>,
+    in_doubt: Vec<(Reader, u64)>,
+    past: Vec<ServedPeriod>,
 }
 
 struct Reader {
     link: Link,
     number: u32,
     said: u32,
-    stay: Stay,
-    /// What lies unread, and since when no more of it.
+    stay: ServedPeriod,
+    /// Size of what lies unread, and the time since which it has not grown.
     unread_bytes: usize,
     still_since_ns: u64,
 }
 
-/// From when to when a connection was served, and from when on it was blocked.
+/// Time in which a connection was served, and the time from which on it was blocked.
 #[derive(Clone, Copy)]
-struct Stay {
+struct ServedPeriod {
     from_ns: u64,
     until_ns: u64,
     blocked_ns: Option<u64>,
@@ -89,24 +89,25 @@ impl SlowReaders {
     pub(super) fn open(target: &Target, layout: &Arc<Layout>, subscribers: usize) -> Result<Self> {
         let channel = Layout::name(layout.channels() as u32);
         let listener = open(target, 1, |_| Some(channel.clone()))?.remove(0);
-        let place = |subscriber| Place { subscriber, current: None, doubted: Vec::new(), past: Vec::new() };
+        let place =
+            |subscriber| ReaderSlot { subscriber, current: None, in_doubt: Vec::new(), past: Vec::new() };
         let places = (layout.reading..subscribers).map(place).collect();
         let (target, layout, finder) = (target.clone(), Arc::clone(layout), Finder::default());
-        let mut readers = Self { target, layout, channel, listener, finder, places, opened: 0 };
-        (0..readers.places.len()).try_for_each(|at| readers.replace(at))?;
+        let mut readers = Self { target, layout, channel, listener, finder, slots: places, opened: 0 };
+        (0..readers.slots.len()).try_for_each(|at| readers.replace(at))?;
         Ok(readers)
     }
 
-    /// Until the publisher is done.
-    pub(super) fn stay(mut self, progress: &Progress) -> Result<Self> {
+    /// Keeps the slow readers attached until the publisher is done.
+    pub(super) fn run_until_done(mut self, progress: &Progress) -> Result<Self> {
         let mut shared = vec![0; SHARED_BYTES];
         while !progress.done.load(Ordering::Acquire) {
             thread::sleep(GLANCE);
             self.listen(&mut shared)?;
-            for at in 0..self.places.len() {
+            for at in 0..self.slots.len() {
                 self.look_at(at)?;
             }
-            if self.places.iter().all(Place::was_blocked) {
+            if self.slots.iter().all(ReaderSlot::was_blocked) {
                 progress.slow_blocked.store(true, Ordering::Release);
             }
         }
@@ -114,25 +115,26 @@ impl SlowReaders {
         Ok(self)
     }
 
-    /// What became of them between the two times.
-    pub(super) fn outcome(&self, from_ns: u64, until_ns: u64) -> Slow {
-        let least = |since: fn(&Stay) -> Option<u64>| {
-            let shares = self.places.iter().map(|place| share(place.stays(), since, from_ns, until_ns));
+    /// Gives the figures of the slow readers between two times.
+    pub(super) fn outcome(&self, from_ns: u64, until_ns: u64) -> SlowReaderStats {
+        let least = |since: fn(&ServedPeriod) -> Option<u64>| {
+            let shares =
+                self.slots.iter().map(|place| share(place.served_periods(), since, from_ns, until_ns));
             shares.fold(1.0, f64::min)
         };
-        Slow {
+        SlowReaderStats {
             attached: least(|stay| Some(stay.from_ns)),
             blocked: least(|stay| stay.blocked_ns),
-            given_up: self.places.iter().map(|place| place.past.len() + place.doubted.len()).sum(),
+            given_up: self.slots.iter().map(|place| place.past.len() + place.in_doubt.len()).sum(),
         }
     }
 
     fn listen(&mut self, shared: &mut [u8]) -> Result<()> {
-        let Self { listener, finder, places, .. } = self;
+        let Self { listener, finder, slots: places, .. } = self;
         let read = listener.read(os::monotonic_ns(), shared, |piece| {
             finder.each(piece, |stamp| {
                 let readers = places.iter_mut().flat_map(|place| {
-                    place.current.iter_mut().chain(place.doubted.iter_mut().map(|(reader, _)| reader))
+                    place.current.iter_mut().chain(place.in_doubt.iter_mut().map(|(reader, _)| reader))
                 });
                 for reader in readers.filter(|reader| reader.number == stamp.sequence) {
                     reader.stay.until_ns = reader.stay.until_ns.max(stamp.sent_ns);
@@ -145,8 +147,8 @@ impl SlowReaders {
 
     fn look_at(&mut self, at: usize) -> Result<()> {
         let (now_ns, dialect) = (os::monotonic_ns(), self.target.dialect);
-        self.places[at].doubt_no_more(now_ns);
-        let Some(reader) = &mut self.places[at].current else { return self.replace(at) };
+        self.slots[at].resolve_in_doubt(now_ns);
+        let Some(reader) = &mut self.slots[at].current else { return self.replace(at) };
         reader.look(now_ns);
         let stamp = Stamp { sent_ns: now_ns, sequence: reader.number };
         reader.said += 1;
@@ -156,8 +158,8 @@ impl SlowReaders {
     }
 
     fn replace(&mut self, at: usize) -> Result<()> {
-        let place = &mut self.places[at];
-        place.doubted.extend(place.current.take().map(|reader| (reader, os::monotonic_ns())));
+        let place = &mut self.slots[at];
+        place.in_doubt.extend(place.current.take().map(|reader| (reader, os::monotonic_ns())));
         let own = self.layout.channels_of(place.subscriber).iter().map(|channel| Layout::name(*channel));
         // Where only who listens may publish, it listens to itself, which it does not hear.
         let spoken_on = self.target.dialect.publishers_listen().then(|| self.channel.clone());
@@ -165,7 +167,7 @@ impl SlowReaders {
         let link = open_over(&self.target, 1, |_| names.clone(), narrow)?.remove(0);
         self.opened += 1;
         let now_ns = os::monotonic_ns();
-        let stay = Stay { from_ns: now_ns, until_ns: now_ns, blocked_ns: None };
+        let stay = ServedPeriod { from_ns: now_ns, until_ns: now_ns, blocked_ns: None };
         let (number, said) = (self.opened, FIRST_ID);
         place.current = Some(Reader { link, number, said, stay, unread_bytes: 0, still_since_ns: now_ns });
         Ok(())
@@ -184,24 +186,24 @@ fn narrow(target: &Target) -> std::io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-impl Place {
+impl ReaderSlot {
     fn was_blocked(&self) -> bool {
-        self.stays().any(|stay| stay.blocked_ns.is_some()) || !self.past.is_empty()
+        self.served_periods().any(|stay| stay.blocked_ns.is_some()) || !self.past.is_empty()
     }
 
     /// Closes those of whom enough is known: all that they said was heard after all, or nothing for long.
-    fn doubt_no_more(&mut self, now_ns: u64) {
-        let Self { doubted, past, .. } = self;
+    fn resolve_in_doubt(&mut self, now_ns: u64) {
+        let Self { in_doubt: doubted, past, .. } = self;
         doubted.retain(|(reader, doubted_ns)| {
-            let is_heard = reader.stay.until_ns + 2 * GLANCE.as_nanos() as u64 >= *doubted_ns;
-            let is_known = is_heard || now_ns.saturating_sub(*doubted_ns) > DOUBT_NS;
+            let is_received = reader.stay.until_ns + 2 * GLANCE.as_nanos() as u64 >= *doubted_ns;
+            let is_known = is_received || now_ns.saturating_sub(*doubted_ns) > DOUBT_NS;
             past.extend(is_known.then_some(reader.stay));
             !is_known
         });
     }
 
-    fn stays(&self) -> impl Iterator<Item = Stay> {
-        let present = self.doubted.iter().map(|(reader, _)| reader).chain(&self.current);
+    fn served_periods(&self) -> impl Iterator<Item = ServedPeriod> {
+        let present = self.in_doubt.iter().map(|(reader, _)| reader).chain(&self.current);
         self.past.iter().copied().chain(present.map(|reader| reader.stay))
     }
 }
@@ -221,8 +223,8 @@ impl Reader {
 
 /// How much of the time between the two the stays fill together, each from `since` on.
 fn share(
-    stays: impl Iterator<Item = Stay>,
-    since: fn(&Stay) -> Option<u64>,
+    stays: impl Iterator<Item = ServedPeriod>,
+    since: fn(&ServedPeriod) -> Option<u64>,
     from_ns: u64,
     until_ns: u64,
 ) -> f64 {
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_share_is_of_the_measured_part() {
-        let stay = |from_ns, until_ns, blocked_ns| Stay { from_ns, until_ns, blocked_ns };
+        let stay = |from_ns, until_ns, blocked_ns| ServedPeriod { from_ns, until_ns, blocked_ns };
         let stays =
             [stay(160, 300, Some(180)), stay(0, 120, Some(50)), stay(130, 150, None), stay(140, 145, None)];
         let attached = share(stays.into_iter(), |stay| Some(stay.from_ns), 100, 200);

@@ -2,12 +2,12 @@
 
 use serde::Serialize;
 
-use super::super::bars::{Bar, too_few};
+use super::super::bars::{Bar, insufficient_runs};
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
 use super::super::server::Server;
-use super::nodes::{Cluster, Places};
+use super::nodes::{BinaryPaths, Cluster};
 use crate::Result;
 use crate::load::AttachOutcome;
 
@@ -21,7 +21,7 @@ pub(super) struct Attach {
 }
 
 impl Attach {
-    pub(super) fn measure(&mut self, places: &Places) -> Result<()> {
+    pub(super) fn measure(&mut self, places: &BinaryPaths) -> Result<()> {
         let alone = Server::node(&places.node, &places.data, "none", None)?;
         self.alone.push(result_of(load(&places.bench, "attach", &alone))?);
         drop(alone);
@@ -38,7 +38,7 @@ impl Attach {
         let what = format!("attach at one of {NODES} nodes: p50 ms added");
         let runs = self.alone.len().min(self.three.len());
         let bar = Bar::at_most(what, added, ADDED_P50_MS_MAX, |ms| format!("{ms:.2}"));
-        Some(bar.judged_unless(too_few(runs)))
+        Some(bar.judged_unless(insufficient_runs(runs)))
     }
 
     pub(super) fn table(&self) -> String {

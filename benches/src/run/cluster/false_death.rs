@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::super::bars::Bar;
 use super::super::companion::Companion;
 use super::super::markdown::Table;
-use super::nodes::{Cluster, Places};
+use super::nodes::{BinaryPaths, Cluster};
 use crate::{Result, os};
 
 const NODES: usize = 3;
@@ -22,32 +22,34 @@ const GLANCE: Duration = Duration::from_secs(1);
 pub(super) struct FalseDeath {
     pub(super) minutes: f64,
     pub(super) burning_threads: usize,
-    /// Of all CPU of the machine, how much was in use.
+    /// Share of the machine's CPU that was in use.
     pub(super) busy: f64,
-    /// Of one core, what the nodes had together.
+    /// Cores that the nodes used together.
     pub(super) nodes_cpu: f64,
-    pub(super) told: Told,
+    #[serde(rename = "told")]
+    pub(super) peer_events: PeerEventCounts,
 }
 
-/// What the nodes said of each other, summed over all of them.
+/// Numbers of log lines of the nodes about each other, over all nodes.
 #[derive(Serialize, Default, PartialEq, Eq, Debug)]
-pub(super) struct Told {
+pub(super) struct PeerEventCounts {
     /// Not heard for 1.5 s.
     pub(super) suspected: usize,
     pub(super) dead: usize,
     /// Gossip of a node stood still for 2 s, by its own word.
     pub(super) paused: usize,
     /// A node stood still as a whole, and began anew.
-    pub(super) anew: usize,
+    #[serde(rename = "anew")]
+    pub(super) restarted: usize,
     /// Lanes that were silent, or ended.
     pub(super) links_down: usize,
 }
 
-/// As long as it is measured to be judged.
+/// Least length of a measurement from which the bar is judged, in minutes.
 pub(super) const MINUTES: f64 = 10.0;
 
 impl FalseDeath {
-    pub(super) fn measure(places: &Places, minutes: f64, burning_threads: usize) -> Result<Self> {
+    pub(super) fn measure(places: &BinaryPaths, minutes: f64, burning_threads: usize) -> Result<Self> {
         let cluster = Cluster::logging(places, NODES, LOG)?;
         let logged: Vec<usize> =
             cluster.nodes.iter().map(|node| Ok(node.log()?.len())).collect::<Result<_>>()?;
@@ -61,34 +63,39 @@ impl FalseDeath {
                 .map(|node| os::cpu_time(node.pid()))
                 .sum::<std::io::Result<Duration>>()?)
         };
-        let (began, machine, nodes) = (Instant::now(), Busy::now()?, nodes_cpu()?);
+        let (began, machine, nodes) = (Instant::now(), CpuTicks::now()?, nodes_cpu()?);
         let length = Duration::from_secs_f64(minutes * 60.0);
         let mut minute = 1;
         while began.elapsed() < length {
             thread::sleep(GLANCE.min(length.saturating_sub(began.elapsed())));
             if began.elapsed() > minute * Duration::from_secs(60) {
-                eprintln!("bench: false deaths, minute {minute}: {:?}", told(&cluster, &logged)?);
+                eprintln!(
+                    "bench: false deaths, minute {minute}: {:?}",
+                    count_peer_events(&cluster, &logged)?
+                );
                 minute += 1;
             }
         }
-        let busy = Busy::now()?.since(&machine);
+        let busy = CpuTicks::now()?.since(&machine);
         let nodes_cpu = (nodes_cpu()? - nodes).as_secs_f64() / began.elapsed().as_secs_f64();
-        let told = told(&cluster, &logged)?;
+        let peer_events = count_peer_events(&cluster, &logged)?;
         drop(burn.end());
-        Ok(Self { minutes, burning_threads, busy, nodes_cpu, told })
+        Ok(Self { minutes, burning_threads, busy, nodes_cpu, peer_events })
     }
 
     pub(super) fn bar(&self) -> Bar {
-        let Self { minutes, told, .. } = self;
+        let Self { minutes, peer_events, .. } = self;
         let what =
             format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead, or begun anew");
         let too_short = (*minutes < MINUTES).then(|| format!("minutes are fewer than {MINUTES}: {minutes}"));
-        Bar::at_most(what, (told.dead + told.anew) as f64, 0.0, |count| format!("{count:.0}"))
-            .judged_unless(too_short)
+        Bar::at_most(what, (peer_events.dead + peer_events.restarted) as f64, 0.0, |count| {
+            format!("{count:.0}")
+        })
+        .judged_unless(too_short)
     }
 
     pub(super) fn table(&self) -> String {
-        let Self { minutes, burning_threads, busy, nodes_cpu, told } = self;
+        let Self { minutes, burning_threads, busy, nodes_cpu, peer_events } = self;
         let title = format!("{NODES} nodes, {minutes} minutes");
         let columns = [
             "CPU in use",
@@ -100,24 +107,24 @@ impl FalseDeath {
             "links down",
         ];
         let mut table = Table::new(&title, &columns);
-        let Told { suspected, dead, paused, anew, links_down } = told;
-        let counts = [suspected, dead, paused, anew, links_down].map(ToString::to_string);
+        let PeerEventCounts { suspected, dead, paused, restarted, links_down } = peer_events;
+        let counts = [suspected, dead, paused, restarted, links_down].map(ToString::to_string);
         let cells = [format!("{:.1} %", busy * 100.0), format!("{nodes_cpu:.3}")].into_iter().chain(counts);
         table.row(&format!("beside {burning_threads} threads that only burn"), 1, cells.collect());
         table.text()
     }
 }
 
-/// What each node has logged behind that place.
-fn told(cluster: &Cluster, logged: &[usize]) -> Result<Told> {
-    let mut told = Told::default();
+/// Counts the log lines of each node behind its offset in `logged`.
+fn count_peer_events(cluster: &Cluster, logged: &[usize]) -> Result<PeerEventCounts> {
+    let mut peer_events = PeerEventCounts::default();
     for (node, from) in cluster.nodes.iter().zip(logged) {
-        told.count(node.log()?.get(*from..).unwrap_or_default());
+        peer_events.count(node.log()?.get(*from..).unwrap_or_default());
     }
-    Ok(told)
+    Ok(peer_events)
 }
 
-impl Told {
+impl PeerEventCounts {
     fn count(&mut self, log: &str) {
         #[derive(Deserialize)]
         struct Line {
@@ -129,7 +136,7 @@ impl Told {
                 "a node is dead" => self.dead += 1,
                 "gossip stood still, and others may have held this node for dead" => self.paused += 1,
                 "this is another run: the one before had stood still, so it was dead for its cluster" => {
-                    self.anew += 1;
+                    self.restarted += 1;
                 }
                 "link to a peer is down" => self.links_down += 1,
                 _ => {}
@@ -139,12 +146,12 @@ impl Told {
 }
 
 /// Ticks of all cores since the machine started.
-struct Busy {
+struct CpuTicks {
     all: u64,
     idle: u64,
 }
 
-impl Busy {
+impl CpuTicks {
     fn now() -> Result<Self> {
         let stat = fs::read_to_string("/proc/stat")?;
         Self::read(&stat).ok_or_else(|| "no cpu line in /proc/stat".into())
@@ -168,20 +175,23 @@ mod tests {
 
     #[test]
     fn node_log_events_about_peers_are_counted() {
-        let mut told = Told::default();
-        told.count(
+        let mut peer_events = PeerEventCounts::default();
+        peer_events.count(
             "{\"message\":\"a node is not heard\",\"node\":\"n1\"}\n{\"message\":\"a node is alive\"}\nno JSON\n\
              {\"message\":\"a node is dead\"}\n{\"message\":\"link to a peer is down\"}\n\
              {\"message\":\"this is another run: the one before had stood still, so it was dead for its cluster\"}\n",
         );
-        assert_eq!(told, Told { suspected: 1, dead: 1, paused: 0, anew: 1, links_down: 1 });
+        assert_eq!(
+            peer_events,
+            PeerEventCounts { suspected: 1, dead: 1, paused: 0, restarted: 1, links_down: 1 }
+        );
     }
 
     #[test]
     fn the_share_in_use_is_that_between_two_looks() {
-        let before = Busy::read("cpu  10 0 10 80 0 0 0 0 0 0\ncpu0 1").expect("a line of all cores");
-        let after = Busy::read("cpu  100 0 10 90 0 0 0 0 0 0\n").expect("a line of all cores");
+        let before = CpuTicks::read("cpu  10 0 10 80 0 0 0 0 0 0\ncpu0 1").expect("a line of all cores");
+        let after = CpuTicks::read("cpu  100 0 10 90 0 0 0 0 0 0\n").expect("a line of all cores");
         assert!((after.since(&before) - 0.9).abs() < 1e-9);
-        assert!(Busy::read("intr 1").is_none());
+        assert!(CpuTicks::read("intr 1").is_none());
     }
 }

@@ -2,15 +2,15 @@
 
 use serde::Serialize;
 
-use super::super::bars::{Bar, too_few};
+use super::super::bars::{Bar, insufficient_runs};
 use super::super::generator::result_of;
 use super::super::markdown::{Table, pair};
 use super::super::report::{deliveries_per_core_second, median};
-use super::nodes::{Cluster, Places};
+use super::nodes::{BinaryPaths, Cluster};
 use crate::Result;
 use crate::load::FanoutOutcome;
 
-/// As in the comparison with peers: 80 subscribers for each channel.
+/// Subscribers, as in the comparison with peers: 80 for each channel.
 const SUBSCRIBERS: u32 = 500;
 const CHANNELS: u32 = 125;
 const ATTACHED: u32 = 20;
@@ -19,14 +19,14 @@ const FAN_OUT: u32 = SUBSCRIBERS * ATTACHED / CHANNELS;
 const MESSAGE_BYTES: u32 = 128;
 pub(super) const DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
 
-/// Of a local delivery's CPU, both nodes counted.
+/// Greatest ratio of a remote delivery's CPU, both nodes counted, to that of a local one.
 const CPU_MAX: f64 = 1.3;
 const ADDED_P50_MS_MAX: f64 = 1.0;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Subscribed {
-    WherePublished,
-    Elsewhere,
+pub(super) enum SubscriberNode {
+    Publishing,
+    Other,
 }
 
 #[derive(Serialize)]
@@ -46,17 +46,17 @@ impl FanOut {
     }
 
     /// Once each, in turn.
-    pub(super) fn measure(&mut self, places: &Places, seconds: u32) -> Result<()> {
-        self.local.push(self.once(places, seconds, Subscribed::WherePublished)?);
-        self.remote.push(self.once(places, seconds, Subscribed::Elsewhere)?);
+    pub(super) fn measure(&mut self, places: &BinaryPaths, seconds: u32) -> Result<()> {
+        self.local.push(self.once(places, seconds, SubscriberNode::Publishing)?);
+        self.remote.push(self.once(places, seconds, SubscriberNode::Other)?);
         Ok(())
     }
 
     /// Two nodes in either case, which both count.
-    fn once(&self, places: &Places, seconds: u32, subscribed: Subscribed) -> Result<FanoutOutcome> {
+    fn once(&self, places: &BinaryPaths, seconds: u32, subscribed: SubscriberNode) -> Result<FanoutOutcome> {
         let cluster = Cluster::start(places, 2)?;
         let mut command = cluster.load(&places.bench, "fanout", 0);
-        if subscribed == Subscribed::Elsewhere {
+        if subscribed == SubscriberNode::Other {
             command.args(["--publish-at", &cluster.nodes[1].address.to_string()]);
         }
         for (option, value) in [
@@ -74,8 +74,8 @@ impl FanOut {
         let sent: f64 =
             (0..2).map(|node| cluster.metric(node, "fanfare_forwards_sent_total")).sum::<Result<f64>>()?;
         match (subscribed, sent > 0.0) {
-            (Subscribed::WherePublished, true) => Err("what is wanted here alone was forwarded".into()),
-            (Subscribed::Elsewhere, false) => Err("nothing was forwarded".into()),
+            (SubscriberNode::Publishing, true) => Err("what is wanted here alone was forwarded".into()),
+            (SubscriberNode::Other, false) => Err("nothing was forwarded".into()),
             _ => Ok(outcome),
         }
     }
@@ -107,7 +107,7 @@ impl FanOut {
             Bar::at_most(cpu, self.cpu(), CPU_MAX, |ratio| format!("{ratio:.2} ×")),
             Bar::at_most(added, self.added_p50_ms(), ADDED_P50_MS_MAX, |ms| format!("{ms:.2}")),
         ]
-        .map(|bar| bar.judged_unless(too_few(self.local.len().min(self.remote.len()))))
+        .map(|bar| bar.judged_unless(insufficient_runs(self.local.len().min(self.remote.len()))))
         .into()
     }
 
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remote_delivery_is_told_as_a_multiple_of_a_local_one() {
+    fn remote_delivery_cost_is_reported_as_a_multiple_of_local() {
         let fan_out =
             FanOut { deliveries_per_s: 100_000, local: vec![run(2.0, 1.0)], remote: vec![run(2.5, 2.5)] };
         let bars = fan_out.bars();
@@ -173,8 +173,9 @@ mod tests {
         );
         assert!(bars.iter().all(|bar| bar.not_judged.as_deref() == Some("runs are fewer than 3: 1")));
         let thrice = |cpu_s, p50_ms| vec![run(cpu_s, p50_ms), run(cpu_s, p50_ms), run(cpu_s, p50_ms)];
-        let often = FanOut { deliveries_per_s: 100_000, local: thrice(2.0, 1.0), remote: thrice(2.5, 2.5) };
-        assert!(often.bars().iter().all(|bar| bar.not_judged.is_none()));
+        let repeated =
+            FanOut { deliveries_per_s: 100_000, local: thrice(2.0, 1.0), remote: thrice(2.5, 2.5) };
+        assert!(repeated.bars().iter().all(|bar| bar.not_judged.is_none()));
         let table = fan_out.table();
         assert!(table.contains("| remote | 2.50 | 1.25 × | 2.50 / 9.00 |"), "{table}");
     }

@@ -8,29 +8,29 @@ use serde::Serialize;
 use super::super::companion::Companion;
 use super::super::markdown::Table;
 use super::super::report::median;
-use super::nodes::{Cluster, Places};
+use super::nodes::{BinaryPaths, Cluster};
 use crate::load::HoldOutcome;
 use crate::{Result, os, procfs};
 
-/// As many as one connection may have.
+/// Channels of each connection: as many as one may have.
 const ATTACHED: u32 = 200;
-/// What was freed and taken meanwhile has settled by then.
+/// Time in which the memory of both nodes settles.
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
 pub(super) struct Interest {
     pub(super) channels: u32,
-    pub(super) without: Vec<Joining>,
-    pub(super) with: Vec<Joining>,
+    pub(super) without: Vec<JoinCost>,
+    pub(super) with: Vec<JoinCost>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Joining {
-    /// From the start of the new node until both know what the other wants.
+pub(super) struct JoinCost {
+    /// Time from the start of the new node until each knows the interest of the other.
     pub(super) wall_s: f64,
-    /// Of both, until then.
+    /// CPU time of both nodes in that time.
     pub(super) cpu_s: f64,
-    /// Of the new node, and how much that of the other one grew.
+    /// Resident memory of the new node. The next field is the growth of the other one's.
     pub(super) new_bytes: u64,
     pub(super) grown_bytes: u64,
 }
@@ -40,7 +40,7 @@ impl Interest {
         Self { channels, without: Vec::new(), with: Vec::new() }
     }
 
-    pub(super) fn measure(&mut self, places: &Places) -> Result<()> {
+    pub(super) fn measure(&mut self, places: &BinaryPaths) -> Result<()> {
         self.without.push(join(places, 0)?);
         self.with.push(join(places, self.channels / ATTACHED)?);
         Ok(())
@@ -65,7 +65,7 @@ impl Interest {
     }
 }
 
-fn join(places: &Places, connections: u32) -> Result<Joining> {
+fn join(places: &BinaryPaths, connections: u32) -> Result<JoinCost> {
     let mut cluster = Cluster::start(places, 1)?;
     let mut hold = cluster.load(&places.bench, "hold", 0);
     hold.args(["--connections", &connections.to_string(), "--attached", &ATTACHED.to_string()]);
@@ -80,8 +80,12 @@ fn join(places: &Places, connections: u32) -> Result<Joining> {
     let cpu = os::cpu_time(first)?.saturating_sub(before) + os::cpu_time(second)?;
     thread::sleep(SETTLE);
     let grown_bytes = procfs::resident_bytes(first)?.saturating_sub(before_bytes);
-    let joining =
-        Joining { wall_s, cpu_s: cpu.as_secs_f64(), new_bytes: procfs::resident_bytes(second)?, grown_bytes };
+    let joining = JoinCost {
+        wall_s,
+        cpu_s: cpu.as_secs_f64(),
+        new_bytes: procfs::resident_bytes(second)?,
+        grown_bytes,
+    };
     let held: HoldOutcome = serde_json::from_str(&hold.end()?)?;
     match held.channels == (connections * ATTACHED) as usize {
         true => Ok(joining),

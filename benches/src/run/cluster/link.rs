@@ -4,21 +4,21 @@ use std::process::Command;
 
 use serde::Serialize;
 
-use super::super::bars::{Bar, too_few};
+use super::super::bars::{Bar, insufficient_runs};
 use super::super::companion::Companion;
 use super::super::generator::result_of;
 use super::super::markdown::Table;
 use super::super::report::median;
-use super::nodes::{Places, write_key};
+use super::nodes::{BinaryPaths, write_key};
 use crate::Result;
-use crate::link::source::{Fed, Outcome};
+use crate::link::source::{FeedMode, Outcome};
 
 const MESSAGES_PER_S_MIN: f64 = 500_000.0;
 const MESSAGE_BYTES: u32 = 200;
 
 #[derive(Serialize)]
 pub(super) struct Link {
-    pub(super) fed: Fed,
+    pub(super) fed: FeedMode,
     /// Messages of one publish.
     pub(super) together: u32,
     pub(super) runs: Vec<Outcome>,
@@ -27,14 +27,14 @@ pub(super) struct Link {
 impl Link {
     /// Each way to feed it.
     pub(super) fn all() -> Vec<Self> {
-        let ways = [(Fed::Encoded, 1), (Fed::Published, 1), (Fed::Published, 10)];
+        let ways = [(FeedMode::Encoded, 1), (FeedMode::Published, 1), (FeedMode::Published, 10)];
         ways.map(|(fed, together)| Self { fed, together, runs: Vec::new() }).into()
     }
 
     pub(super) fn title(&self) -> String {
         let fed = match self.fed {
-            Fed::Encoded => "encoded before, put into the lanes' queues",
-            Fed::Published => "each numbered, encoded and acked by the publish path",
+            FeedMode::Encoded => "encoded before, put into the lanes' queues",
+            FeedMode::Published => "each numbered, encoded and acked by the publish path",
         };
         match self.together {
             1 => fed.to_owned(),
@@ -42,7 +42,7 @@ impl Link {
         }
     }
 
-    pub(super) fn measure(&mut self, places: &Places, seconds: u32) -> Result<()> {
+    pub(super) fn measure(&mut self, places: &BinaryPaths, seconds: u32) -> Result<()> {
         let folder = tempfile::Builder::new().prefix("link-").tempdir_in(&places.data)?;
         let key = folder.path().join("cluster.key");
         write_key(&key)?;
@@ -53,7 +53,7 @@ impl Link {
         source.arg("link-source").arg("--cluster-key-file").arg(&key);
         source.arg("--folder").arg(folder.path().join("source"));
         source.args(["--sink", &sink.said, "--sink-pid", &sink.pid().to_string()]);
-        source.args(["--fed", if self.fed == Fed::Encoded { "encoded" } else { "published" }]);
+        source.args(["--fed", if self.fed == FeedMode::Encoded { "encoded" } else { "published" }]);
         source.args(["--together", &self.together.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
         source.args(["--seconds", &seconds.to_string()]);
         let outcome: Outcome = result_of(source)?;
@@ -71,11 +71,11 @@ impl Link {
 }
 
 pub(super) fn bars(links: &[Link]) -> Vec<Bar> {
-    let alone = links.iter().filter(|link| link.fed == Fed::Encoded && !link.runs.is_empty());
+    let alone = links.iter().filter(|link| link.fed == FeedMode::Encoded && !link.runs.is_empty());
     let bar = |link: &Link| {
         let what = format!("one link, {MESSAGE_BYTES} B: messages/s");
         Bar::at_least(what, link.messages_per_s(), MESSAGES_PER_S_MIN, |per_s| format!("{per_s:.0}"))
-            .judged_unless(too_few(link.runs.len()))
+            .judged_unless(insufficient_runs(link.runs.len()))
     };
     alone.map(bar).collect()
 }

@@ -25,8 +25,8 @@ use false_death::FalseDeath;
 use fan_out::FanOut;
 use interest::Interest;
 use link::Link;
-use nodes::Places;
-use through::Through;
+use nodes::BinaryPaths;
+use through::PublishPath;
 
 #[derive(Args)]
 pub struct Options {
@@ -65,9 +65,9 @@ enum Part {
     FanOut,
     /// One link alone.
     Link,
-    /// As many publishes as two nodes take.
+    /// Greatest throughput of publishes over two nodes.
     Through,
-    /// To channels that nobody wants yet.
+    /// Attaches to channels without interest.
     Attach,
     /// A node that comes to one with very many channels.
     Interest,
@@ -76,10 +76,10 @@ enum Part {
 }
 
 #[derive(Serialize, Default)]
-struct Measured {
+struct Measurements {
     fan_outs: Vec<FanOut>,
     links: Vec<Link>,
-    through: Vec<Through>,
+    through: Vec<PublishPath>,
     attach: Option<Attach>,
     interest: Option<Interest>,
     false_death: Option<FalseDeath>,
@@ -88,7 +88,7 @@ struct Measured {
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
-    measured: Measured,
+    measured: Measurements,
     bars: Vec<Bar>,
     failures: Vec<String>,
 }
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<()> {
     let machine = Machine::look(&node);
     print!("{machine}");
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
-    let places = Places { bench: this, bare, node, data: data.path().to_owned() };
+    let places = BinaryPaths { bench: this, bare, node, data: data.path().to_owned() };
     let (measured, failures) = Bench { places, options }.measure();
     let bars = measured.bars();
     print!("\n{}{}{}", measured.tables(), bar_table(&bars), failed(&failures));
@@ -112,15 +112,15 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 struct Bench<'a> {
-    places: Places,
+    places: BinaryPaths,
     options: &'a Options,
 }
 
 impl Bench<'_> {
     /// Measures all that can be; what failed is told in words beside it.
-    fn measure(&self) -> (Measured, Vec<String>) {
+    fn measure(&self) -> (Measurements, Vec<String>) {
         let Self { places, options } = self;
-        let (mut measured, mut failures) = (Measured::default(), Vec::new());
+        let (mut measured, mut failures) = (Measurements::default(), Vec::new());
         if self.asked(Part::FanOut) {
             for rate in fan_out::DELIVERIES_PER_S {
                 let mut fan_out = FanOut::new(rate);
@@ -138,7 +138,7 @@ impl Bench<'_> {
             measured.links = links;
         }
         if self.asked(Part::Through) {
-            let mut through = Through::all();
+            let mut through = PublishPath::all();
             self.repeat("publishes through two nodes", &mut failures, || {
                 through.iter_mut().try_for_each(|through| through.measure(places, options.seconds))
             });
@@ -176,11 +176,11 @@ impl Bench<'_> {
     }
 }
 
-impl Measured {
+impl Measurements {
     fn tables(&self) -> String {
         let fan_outs = self.fan_outs.iter().map(FanOut::table);
         let links = (!self.links.is_empty()).then(|| link::table(&self.links));
-        let through = self.through.iter().map(Through::table);
+        let through = self.through.iter().map(PublishPath::table);
         let attach = self.attach.as_ref().map(Attach::table);
         let interest = self.interest.as_ref().map(Interest::table);
         let false_death = self.false_death.as_ref().map(FalseDeath::table);

@@ -23,8 +23,8 @@ const KEY: &str = "secret.key";
 const LINK_WITHIN: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// Where the binaries are, and a folder for what the servers write.
-pub(super) struct Places {
+/// Paths of the binaries, and a folder for what the servers write.
+pub(super) struct BinaryPaths {
     pub(super) bench: PathBuf,
     pub(super) bare: PathBuf,
     pub(super) node: PathBuf,
@@ -41,12 +41,12 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// So many nodes, each of which knows what each other one wants.
-    pub(super) fn start(places: &Places, count: usize) -> Result<Self> {
+    /// Starts that many nodes, and waits until each knows the interest of all others.
+    pub(super) fn start(places: &BinaryPaths, count: usize) -> Result<Self> {
         Self::logging(places, count, "info")
     }
 
-    pub(super) fn logging(places: &Places, count: usize, log: &'static str) -> Result<Self> {
+    pub(super) fn logging(places: &BinaryPaths, count: usize, log: &'static str) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("cluster-").tempdir_in(&places.data)?;
         write_key(&folder.path().join("cluster.key"))?;
         fs::write(folder.path().join("directory.toml"), DIRECTORY)?;

@@ -1,5 +1,5 @@
-//! As many publishes as two nodes take, with one subscriber for each channel, on the node that is published at or the other; and as many as
-//! somebody gets through who waits for the ack of each.
+//! Greatest throughput of publishes with one subscriber for each channel, on the node of the publishers or on
+//! the other one; and the throughput of publishers that wait for each ack.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::super::companion::Companion;
 use super::super::generator::result_of;
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
-use super::nodes::{Cluster, Places};
+use super::nodes::{BinaryPaths, Cluster};
 use crate::Result;
 use crate::load::{HoldOutcome, PublishOutcome};
 
@@ -16,20 +16,20 @@ const UNDER_WAY: [(usize, usize); 2] = [(16, 64), (1, 1)];
 const MESSAGE_BYTES: usize = 200;
 
 #[derive(Serialize)]
-pub(super) struct Through {
+pub(super) struct PublishPath {
     connections: usize,
     window: usize,
     pub(super) local: Vec<PublishOutcome>,
     pub(super) remote: Vec<PublishOutcome>,
 }
 
-impl Through {
+impl PublishPath {
     pub(super) fn all() -> Vec<Self> {
         let new = |(connections, window)| Self { connections, window, local: vec![], remote: vec![] };
         UNDER_WAY.map(new).into()
     }
 
-    pub(super) fn measure(&mut self, places: &Places, seconds: u32) -> Result<()> {
+    pub(super) fn measure(&mut self, places: &BinaryPaths, seconds: u32) -> Result<()> {
         self.local.push(self.once(places, seconds, 0)?);
         self.remote.push(self.once(places, seconds, 1)?);
         Ok(())
@@ -61,7 +61,7 @@ impl Through {
     }
 
     /// The subscribers are on the node of that number.
-    fn once(&self, places: &Places, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
+    fn once(&self, places: &BinaryPaths, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
         let cluster = Cluster::start(places, 2)?;
         let connections = self.connections.to_string();
         let mut hold = cluster.load(&places.bench, "hold", subscribed);
@@ -72,8 +72,8 @@ impl Through {
         command.args(["--seconds", &seconds.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
         let outcome: PublishOutcome = result_of(command)?;
         let held: HoldOutcome = serde_json::from_str(&hold.end()?)?;
-        if (held.heard as f64) < outcome.acked_per_s * outcome.cost.wall_s {
-            return Err(format!("the subscribers heard {} frames only", held.heard).into());
+        if (held.received as f64) < outcome.acked_per_s * outcome.cost.wall_s {
+            return Err(format!("the subscribers heard {} frames only", held.received).into());
         }
         Ok(outcome)
     }

@@ -2,22 +2,22 @@
 
 use std::cmp::Ordering;
 
-use super::super::bars::{Bar, RUNS_MIN, too_few};
+use super::super::bars::{Bar, RUNS_MIN, insufficient_runs};
 use super::super::report::{Publish, deliveries_per_core_second, median};
+use super::connection_storms::{ConnectionStorms, STORM_CONNECTIONS};
 use super::contender::Contender;
-use super::herds::{HERD_CONNECTIONS, Herds};
 use super::holding::{CROWD_CONNECTIONS, Crowd, IDLE_CONNECTIONS, holding_us};
-use super::measure::{Fixed, Measured, Most, Row};
+use super::measure::{FixedRate, HighestRate, Measurements, Row};
 use super::slow::SlowReader;
 use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
 use crate::load::IdleOutcome;
 
-/// On a disk that allows it.
+/// Acked publishes per second, on a disk that allows them.
 const ACKED_PER_S: f64 = 100_000.0;
 
 /// All that can be told of what was asked for: without a row of Fanfare there is no bar, without a figure one without a verdict.
 /// `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
-pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
+pub(super) fn bars(measured: &Measurements, connections: Option<u32>) -> Vec<Bar> {
     // Those in groups are beyond what was asked for, and come last.
     let (groups, fan_outs): (Vec<_>, Vec<_>) = measured.fixed.iter().partition(|fixed| fixed.workload.groups);
     let [fan_outs, groups] = [fan_outs, groups].map(|all| all.into_iter().flat_map(of_fan_out));
@@ -25,9 +25,9 @@ pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
     let durable = measured.durable.iter().flat_map(of_durable);
     let slow = measured.slow.iter().flat_map(|slow| of_slow(&slow.rows));
     let of_all = |bars: Vec<Bar>, all| {
-        let too_few =
+        let too_small =
             connections.filter(|most| *most < all).map(|most| format!("{most} connections of {all}"));
-        bars.into_iter().map(move |bar| match &too_few {
+        bars.into_iter().map(move |bar| match &too_small {
             Some(reason) => bar.judged_unless(Some(reason.clone())),
             None => bar,
         })
@@ -35,7 +35,7 @@ pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
     fan_outs
         .chain(mosts)
         .chain(of_all(of_idle(&measured.idle), IDLE_CONNECTIONS))
-        .chain(of_all(of_herds(&measured.herds), HERD_CONNECTIONS))
+        .chain(of_all(of_storms(&measured.connection_storms), STORM_CONNECTIONS))
         .chain(durable)
         .chain(of_all(of_crowds(&measured.crowds).into_iter().collect(), CROWD_CONNECTIONS))
         .chain(slow)
@@ -43,12 +43,12 @@ pub(super) fn bars(measured: &Measured, connections: Option<u32>) -> Vec<Bar> {
         .collect()
 }
 
-fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
+fn of_fan_out(FixedRate { workload, rows }: &FixedRate) -> Vec<Bar> {
     let figures = Figures { rows, title: workload.title(), measured: |_| true };
     let cost = deliveries_per_core_second;
     let mut bars = Vec::new();
     if workload.channels == 1 {
-        bars.extend(figures.at_least_of_floor(cost, 0.85));
+        bars.extend(figures.at_least_of_baseline(cost, 0.85));
         bars.extend(figures.at_least(cost, 2.5, "of the best peer", Contender::is_peer));
         if workload.subscribers == W1_SUBSCRIBERS[1] {
             bars.extend(figures.at_most(
@@ -74,7 +74,7 @@ fn of_fan_out(Fixed { workload, rows }: &Fixed) -> Vec<Bar> {
     bars
 }
 
-fn of_most(Most { message_bytes, rows }: &Most) -> Option<Bar> {
+fn of_most(HighestRate { message_bytes, rows }: &HighestRate) -> Option<Bar> {
     let figures = Figures { rows, title: format!("the most, {message_bytes} B"), measured: |_| true };
     figures.at_least(|run| f64::from(run.deliveries_per_s), 2.0, "of the best peer", Contender::is_peer)
 }
@@ -82,23 +82,24 @@ fn of_most(Most { message_bytes, rows }: &Most) -> Option<Bar> {
 fn of_idle(rows: &[Row<IdleOutcome>]) -> Vec<Bar> {
     let figures = Figures { rows, title: "idle connections".to_owned(), measured: Contender::is_plain };
     let kb = figures.own_at_most(|run| run.resident_bytes / 1024.0, 3.0, "KB each", |kb| format!("{kb:.2}"));
-    let floor = |contender| contender == Contender::Floor;
-    let us = figures.at_most(holding_us, 1.3, "CPU with heartbeats, of the floor's", floor);
+    let baseline = |contender| contender == Contender::Baseline;
+    let us = figures.at_most(holding_us, 1.3, "CPU with heartbeats, of the floor's", baseline);
     kb.into_iter().chain(us).collect()
 }
 
-fn of_herds(rows: &[Row<Herds>]) -> Vec<Bar> {
+fn of_storms(rows: &[Row<ConnectionStorms>]) -> Vec<Bar> {
     let figures = Figures { rows, title: "connections".to_owned(), measured: Contender::is_plain };
     let cost = figures.at_least(
-        Herds::per_core_second,
+        ConnectionStorms::per_core_second,
         1.3,
         "per core-second, of the best peer",
         Contender::is_peer,
     );
     let wall = "a herd's time, of the time that its CPU takes";
-    let wall = figures.own_at_most(Herds::wall_of_cpu, 1.0, wall, |ratio| format!("{ratio:.2}"));
-    let refused =
-        |runs: &[Herds]| runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>();
+    let wall = figures.own_at_most(ConnectionStorms::wall_of_cpu, 1.0, wall, |ratio| format!("{ratio:.2}"));
+    let refused = |runs: &[ConnectionStorms]| {
+        runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum::<usize>()
+    };
     let refused = figures.runs(Contender::Fanfare).map(|runs| refused(runs) as f64);
     let refused = figures.own(refused, 0.0, "refused", |count| format!("{count:.0}"));
     cost.into_iter().chain(wall).chain(refused).collect()
@@ -117,7 +118,7 @@ fn of_durable(publish: &Publish) -> Vec<Bar> {
     let ack_ms = median(&publish.node, |run| run.ack_p50_ms);
     let commit_ms = median(&publish.bare_loop, |run| run.commit_p50_ms);
     let runs = publish.node.len().min(publish.bare_loop.len());
-    let not_judged = || too_few(runs);
+    let not_judged = || insufficient_runs(runs);
     vec![
         Bar::share(of_loop, publish.ratio(), 0.60).judged_unless(not_judged()),
         Bar::at_least(per_s, median(&publish.node, |run| run.acked_per_s), ACKED_PER_S, |per_s| {
@@ -146,16 +147,18 @@ fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
 struct Figures<'a, Run> {
     rows: &'a [Row<Run>],
     title: String,
-    /// Who has a row here when all are measured.
+    /// Whether a contender has a row here when all are measured.
     measured: fn(Contender) -> bool,
 }
 
 impl<Run> Figures<'_, Run> {
-    fn at_least_of_floor(&self, figure: impl Fn(&Run) -> f64, at_least: f64) -> Option<Bar> {
+    fn at_least_of_baseline(&self, figure: impl Fn(&Run) -> f64, at_least: f64) -> Option<Bar> {
         let what = format!("{}: of the floor", self.title);
-        let not_judged = self.not_judged(|contender| contender == Contender::Floor);
-        self.is_asked().then(|| match (self.fanfare(&figure), self.of(Contender::Floor, &figure)) {
-            (Some(ours), Some(floor)) => Bar::share(what, ours / floor, at_least).judged_unless(not_judged),
+        let not_judged = self.not_judged(|contender| contender == Contender::Baseline);
+        self.is_asked().then(|| match (self.fanfare(&figure), self.of(Contender::Baseline, &figure)) {
+            (Some(ours), Some(baseline)) => {
+                Bar::share(what, ours / baseline, at_least).judged_unless(not_judged)
+            }
             _ => self.without_figure(what, not_judged),
         })
     }
@@ -239,8 +242,8 @@ impl<Run> Figures<'_, Run> {
         Bar::without_figure(what, not_judged.unwrap_or_else(|| "nobody carried it".to_owned()))
     }
 
-    /// What is missing to compare Fanfare with the best `among` the others: each of them has to have been measured often enough,
-    /// even if it did not carry what was asked.
+    /// Names what is missing to compare Fanfare with the best `among` the others. Each of them must have been
+    /// measured often enough, even if it did not keep up.
     fn not_judged(&self, among: impl Fn(Contender) -> bool) -> Option<String> {
         let needed = Contender::chosen(&[]).into_iter().filter(|contender| (self.measured)(*contender));
         let needed = needed.filter(|contender| *contender == Contender::Fanfare || among(*contender));
@@ -257,10 +260,13 @@ impl<Run> Figures<'_, Run> {
                 (runs < RUNS_MIN).then(|| format!("{runs} of {}", contender.name()))
             })
             .collect();
-        let few =
+        let lacking_runs =
             (!lacking.is_empty()).then(|| format!("runs are fewer than {RUNS_MIN}: {}", lacking.join("; ")));
         let left_out = (left_out > 0).then(|| format!("servers were left out: {left_out}"));
-        few.into_iter().chain(left_out).reduce(|few, left_out| few + "; " + &left_out)
+        lacking_runs
+            .into_iter()
+            .chain(left_out)
+            .reduce(|lacking_runs, left_out| lacking_runs + "; " + &left_out)
     }
 
     fn fanfare(&self, figure: impl Fn(&Run) -> f64) -> Option<f64> {
@@ -321,8 +327,8 @@ pub(super) mod tests {
             row(Contender::CentrifugeProtobuf, 3.0, 8.0),
             row(Contender::CentrifugeProtobufBatching, 2.0, 7.0),
         ];
-        let bars = of_fan_out(&Fixed { workload: workload::many_channels(400_000, 128), rows });
-        let told: Vec<(&str, &str, bool)> =
+        let bars = of_fan_out(&FixedRate { workload: workload::many_channels(400_000, 128), rows });
+        let figures_of: Vec<(&str, &str, bool)> =
             bars.iter().map(|bar| (bar.what.as_str(), bar.measured.as_str(), bar.met)).collect();
         let title = "500 × 20 of 125 channels, 400000 deliveries/s, 128 B";
         let expected = [
@@ -334,35 +340,37 @@ pub(super) mod tests {
             ),
             (format!("{title}: p99, of the best peer's (centrifuge, Protobuf, 5 ms batching)"), "0.86", true),
         ];
-        assert_eq!(told, expected.each_ref().map(|(what, figure, met)| (what.as_str(), *figure, *met)));
+        assert_eq!(figures_of, expected.each_ref().map(|(what, figure, met)| (what.as_str(), *figure, *met)));
     }
 
     #[test]
     fn bar_with_fewer_than_three_runs_is_not_judged() {
-        let often = |contender, server_cpu_s| {
+        let repeated = |contender, server_cpu_s| {
             let runs = (0..3).map(|_| run(server_cpu_s, 1.0)).collect();
             Row { runs, ..Row::new(contender) }
         };
-        let ours = || often(Contender::Fanfare, 1.0);
+        let ours = || repeated(Contender::Fanfare, 1.0);
         let judge = |rows| -> Vec<(String, Option<String>)> {
-            let bars = of_fan_out(&Fixed { workload: workload::of_parts(|_| true)[0], rows });
+            let bars = of_fan_out(&FixedRate { workload: workload::of_parts(|_| true)[0], rows });
             bars.into_iter().map(|bar| (bar.measured, bar.not_judged)).collect()
         };
         let peers = || Contender::chosen(&[]).into_iter().filter(|contender| contender.is_peer());
-        let floor_once = row(Contender::Floor, 0.8, 1.0);
-        let bars = judge(vec![ours(), floor_once]);
+        let single_baseline = row(Contender::Baseline, 0.8, 1.0);
+        let bars = judge(vec![ours(), single_baseline]);
         assert_eq!(bars[0], ("80 %".to_owned(), Some("runs are fewer than 3: 1 of floor".to_owned())));
         let left_out = peers().count();
         assert_eq!(bars[1], ("–".to_owned(), Some(format!("servers were left out: {left_out}"))));
-        let all = |floor| [ours(), floor].into_iter().chain(peers().map(|peer| often(peer, 3.0))).collect();
+        let all = |baseline| {
+            [ours(), baseline].into_iter().chain(peers().map(|peer| repeated(peer, 3.0))).collect()
+        };
         let open = |rows| judge(rows).into_iter().filter_map(|(_, open)| open).collect::<Vec<_>>();
-        assert_eq!(open(all(often(Contender::Floor, 0.8))), Vec::<String>::new());
+        assert_eq!(open(all(repeated(Contender::Baseline, 0.8))), Vec::<String>::new());
         let not_carried = vec!["late".to_owned(); 3];
-        let beaten = Row { not_carried, ..Row::new(Contender::Floor) };
+        let beaten = Row { not_carried, ..Row::new(Contender::Baseline) };
         assert_eq!(open(all(beaten)), ["nobody carried it"]);
         let late = Row { not_carried: vec!["late".to_owned(); 2], ..row(Contender::Fanfare, 1.0, 1.0) };
-        let others = peers().map(|peer| often(peer, 3.0));
-        let rows = [late, often(Contender::Floor, 0.8)].into_iter().chain(others).collect();
+        let others = peers().map(|peer| repeated(peer, 3.0));
+        let rows = [late, repeated(Contender::Baseline, 0.8)].into_iter().chain(others).collect();
         assert_eq!(open(rows)[0], "runs are fewer than 3: 1 of Fanfare");
         assert!(judge(Vec::new()).is_empty(), "without Fanfare there is nothing to hold it to");
         let bars = judge(vec![Row::new(Contender::Fanfare)]);
@@ -381,12 +389,12 @@ pub(super) mod tests {
             socket_bytes: 0.0,
             opening: cost(),
             holding: cost(),
-            heard: 2.0,
+            received: 2.0,
             said: 2.0,
         };
         let held = |contender| Row { runs: vec![held(), held(), held()], ..Row::new(contender) };
-        let idle = vec![held(Contender::Fanfare), held(Contender::Floor)];
-        let measured = Measured { idle, ..Measured::default() };
+        let idle = vec![held(Contender::Fanfare), held(Contender::Baseline)];
+        let measured = Measurements { idle, ..Measurements::default() };
         let open = |connections| bars(&measured, connections).into_iter().map(|bar| bar.not_judged);
         assert!(open(None).chain(open(Some(IDLE_CONNECTIONS))).all(|open| open.is_none()));
         let reason = format!("300 connections of {IDLE_CONNECTIONS}");
@@ -395,7 +403,7 @@ pub(super) mod tests {
 
     #[test]
     fn failed_durable_publishes_leave_their_bars_not_judged() {
-        let told = of_durable(&Publish::new(8, 16, 128)).into_iter().map(|bar| bar.not_judged);
-        assert_eq!(told.collect::<Vec<_>>(), vec![Some("it failed".to_owned()); 3]);
+        let figures_of = of_durable(&Publish::new(8, 16, 128)).into_iter().map(|bar| bar.not_judged);
+        assert_eq!(figures_of.collect::<Vec<_>>(), vec![Some("it failed".to_owned()); 3]);
     }
 }

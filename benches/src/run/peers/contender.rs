@@ -18,11 +18,21 @@ const THREADS: &str = "FANFARE_THREADS";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Contender {
-    Floor,
-    FloorWindow,
-    FloorIoUring,
-    FloorWindowIoUring,
-    FloorTwoThreads,
+    #[value(name = "floor")]
+    #[serde(rename = "floor")]
+    Baseline,
+    #[value(name = "floor-window")]
+    #[serde(rename = "floor-window")]
+    BaselineWindow,
+    #[value(name = "floor-io-uring")]
+    #[serde(rename = "floor-io-uring")]
+    BaselineIoUring,
+    #[value(name = "floor-window-io-uring")]
+    #[serde(rename = "floor-window-io-uring")]
+    BaselineWindowIoUring,
+    #[value(name = "floor-two-threads")]
+    #[serde(rename = "floor-two-threads")]
+    BaselineTwoThreads,
     Fanfare,
     #[value(name = "fanfare-window-0")]
     #[serde(rename = "fanfare-window-0")]
@@ -48,8 +58,8 @@ pub(super) enum Contender {
     Sockudo,
 }
 
-/// Where the binaries are, and a folder for what the servers write.
-pub(super) struct Places {
+/// Paths of the binaries, and a folder for what the servers write.
+pub(super) struct ServerPaths {
     pub(super) bench: PathBuf,
     pub(super) node: PathBuf,
     pub(super) peers: PathBuf,
@@ -57,23 +67,23 @@ pub(super) struct Places {
 }
 
 #[derive(Serialize)]
-pub(super) struct Described {
+pub(super) struct ServerDescription {
     name: &'static str,
     version: String,
     settings: String,
 }
 
 impl Contender {
-    /// Those that were named, or those of the published tables: the floor that the bars are of, what a server with
-    /// nothing but one call for many sockets costs, in one thread and in two, the node with the windows that the table
-    /// is to have, and all peers.
+    /// Gives the contenders that were named, or those of the published tables: the baseline that the bars are
+    /// of, the baseline with one call for many sockets in one thread and in two, the node with the windows of
+    /// the table, and all peers.
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         let is_asked = |contender: &Self| match named {
             [] => !matches!(
                 contender,
-                Self::FloorWindow
-                    | Self::FloorIoUring
+                Self::BaselineWindow
+                    | Self::BaselineIoUring
                     | Self::FanfareWindow2
                     | Self::FanfareWindow3
                     | Self::FanfareWindow8
@@ -85,11 +95,11 @@ impl Contender {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Floor => "floor",
-            Self::FloorWindow => "floor, 1 ms window",
-            Self::FloorIoUring => "floor, io_uring",
-            Self::FloorWindowIoUring => "floor, io_uring, 1 ms window",
-            Self::FloorTwoThreads => "floor, io_uring, 1 ms window, two threads",
+            Self::Baseline => "floor",
+            Self::BaselineWindow => "floor, 1 ms window",
+            Self::BaselineIoUring => "floor, io_uring",
+            Self::BaselineWindowIoUring => "floor, io_uring, 1 ms window",
+            Self::BaselineTwoThreads => "floor, io_uring, 1 ms window, two threads",
             Self::Fanfare => "Fanfare",
             Self::FanfareWindow0 => "Fanfare, no window",
             Self::FanfareWindow2 => "Fanfare, 2 ms window",
@@ -111,7 +121,7 @@ impl Contender {
         self == Self::Fanfare || self.setting().is_some()
     }
 
-    /// What it has otherwise than Fanfare as it comes, by its variable.
+    /// Gives the setting in which it differs from Fanfare by default, as variable and value.
     fn setting(self) -> Option<(&'static str, u32)> {
         match self {
             Self::FanfareWindow0 => Some((WINDOW, 0)),
@@ -140,7 +150,7 @@ impl Contender {
     pub(super) fn is_plain(self) -> bool {
         matches!(
             self,
-            Self::Floor
+            Self::Baseline
                 | Self::Fanfare
                 | Self::CentrifugeJson
                 | Self::CentrifugeProtobuf
@@ -172,19 +182,19 @@ impl Contender {
         }
     }
 
-    /// What is run, unless it is this program.
-    fn binary(self, places: &Places) -> PathBuf {
+    /// Gives the binary to run, unless it is this program.
+    fn binary(self, places: &ServerPaths) -> PathBuf {
         self.peer().map_or_else(|| places.node.clone(), |peer| places.peers.join(peer))
     }
 
-    pub(super) fn start(self, places: &Places) -> Result<Server> {
+    pub(super) fn start(self, places: &ServerPaths) -> Result<Server> {
         let binary = self.binary(places);
         match self {
-            Self::Floor => Server::floor(&places.bench, 0),
-            Self::FloorWindow => Server::floor(&places.bench, 1),
-            Self::FloorIoUring => Server::floor_by_ring(&places.bench, 0, 1),
-            Self::FloorWindowIoUring => Server::floor_by_ring(&places.bench, 1, 1),
-            Self::FloorTwoThreads => Server::floor_by_ring(&places.bench, 1, 2),
+            Self::Baseline => Server::baseline(&places.bench, 0),
+            Self::BaselineWindow => Server::baseline(&places.bench, 1),
+            Self::BaselineIoUring => Server::baseline_io_uring(&places.bench, 0, 1),
+            Self::BaselineWindowIoUring => Server::baseline_io_uring(&places.bench, 1, 1),
+            Self::BaselineTwoThreads => Server::baseline_io_uring(&places.bench, 1, 2),
             Self::CentrifugeJson | Self::CentrifugeProtobuf => servers::centrifuge(&binary, false),
             Self::CentrifugeJsonBatching | Self::CentrifugeProtobufBatching => {
                 servers::centrifuge(&binary, true)
@@ -196,24 +206,24 @@ impl Contender {
     }
 
     /// All others have heartbeats anyway.
-    pub(super) fn start_with_heartbeats(self, places: &Places) -> Result<Server> {
+    pub(super) fn start_with_heartbeats(self, places: &ServerPaths) -> Result<Server> {
         match self {
-            Self::Floor => Server::floor_with_heartbeats(&places.bench),
+            Self::Baseline => Server::baseline_with_heartbeats(&places.bench),
             _ => self.start(places),
         }
     }
 
-    pub(super) fn describe(self, places: &Places) -> Described {
+    pub(super) fn describe(self, places: &ServerPaths) -> ServerDescription {
         let ask = |argument: &str| first_line(&self.binary(places).to_string_lossy(), &[argument]);
         let bench = of_this();
         let (version, settings) = match self {
-            Self::Floor => (bench, "one thread, each frame written at once"),
-            Self::FloorWindow => (bench, "one thread, what is published within 1 ms written together"),
-            Self::FloorIoUring => (bench, "as floor, all subscribers written to with one call"),
-            Self::FloorWindowIoUring => {
+            Self::Baseline => (bench, "one thread, each frame written at once"),
+            Self::BaselineWindow => (bench, "one thread, what is published within 1 ms written together"),
+            Self::BaselineIoUring => (bench, "as floor, all subscribers written to with one call"),
+            Self::BaselineWindowIoUring => {
                 (bench, "as floor, 1 ms window, all subscribers written to with one call")
             }
-            Self::FloorTwoThreads => {
+            Self::BaselineTwoThreads => {
                 (bench, "as floor, 1 ms window, all subscribers of a thread written to with one call")
             }
             Self::Fanfare => (
@@ -244,12 +254,12 @@ impl Contender {
             Some((variable, value)) => format!("{settings}, {variable}={value}"),
             None => settings.to_owned(),
         };
-        Described { name: self.name(), version, settings }
+        ServerDescription { name: self.name(), version, settings }
     }
 }
 
-impl Described {
-    /// What is no server, but has rows.
+impl ServerDescription {
+    /// Describes the bare store loop, which is no server but has rows.
     pub(super) fn bare_loop() -> Self {
         let settings = "embedded store without a node, rows made in one thread and committed in another, tables and sealing as the node has them, a batch and an fsync for each group";
         Self { name: "bare store loop", version: of_this(), settings: settings.to_owned() }
@@ -260,8 +270,8 @@ fn of_this() -> String {
     concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION")).to_owned()
 }
 
-/// Where the system refuses it the node is measured without, and a delivery costs more.
-fn io_uring(places: &Places) -> String {
+/// Tells whether the node uses io_uring. Without it a delivery costs more.
+fn io_uring(places: &ServerPaths) -> String {
     let node = Contender::Fanfare.start(places);
     let threads = node.and_then(|node| Admin::of(&node)?.metric("fanfare_io_uring_shards"));
     match threads {
@@ -270,7 +280,7 @@ fn io_uring(places: &Places) -> String {
     }
 }
 
-impl fmt::Display for Described {
+impl fmt::Display for ServerDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, version, settings } = self;
         write!(f, "server   {name}: {version}; {settings}")

@@ -86,7 +86,7 @@ mod tests {
             socket_bytes: 0.0,
             opening: cost(),
             holding: cost(),
-            heard: 2.0,
+            received: 2.0,
             said: 2.0,
         }
     }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn holding_is_told_for_one_connection_and_one_second() {
+    fn holding_cost_is_reported_per_connection_and_second() {
         assert!((holding_us(&holding(0.0)) - 10.0).abs() < 1e-9);
     }
 }

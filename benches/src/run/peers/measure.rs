@@ -1,6 +1,6 @@
-//! What is measured, and in which order: within a repetition the servers take turns, each repetition beginning with another one, so
-//! that a drift of the machine hits all alike, and what one leaves behind not always the same next one. Each measurement has a fresh
-//! server and a fresh generator.
+//! Measurements and their order: within a repetition the servers take turns, and each repetition begins with
+//! another one. So a drift of the machine hits all alike, and no server always follows the same one. Each
+//! measurement has a fresh server and a fresh generator.
 
 use serde::Serialize;
 
@@ -8,8 +8,8 @@ use super::super::durable::Durable;
 use super::super::generator::{load, result_of};
 use super::super::report::Publish;
 use super::Options;
-use super::contender::{Contender, Described, Places};
-use super::herds::Herds;
+use super::connection_storms::ConnectionStorms;
+use super::contender::{Contender, ServerDescription, ServerPaths};
 use super::holding::Crowd;
 use super::slow::SlowReader;
 use super::table;
@@ -17,51 +17,54 @@ use super::workload::{self, Part, Reading, Workload};
 use crate::load::{FanoutOutcome, IdleOutcome};
 use crate::{NotCarried, Result};
 
-/// What counts as carried: nothing lost, and this at the 99th percentile.
+/// Greatest 99th percentile of a rate that counts as carried, with nothing lost.
 pub(super) const P99_MS_MAX: f64 = 100.0;
 const FIRST_TRIAL_PER_S: f64 = 200_000.0;
-/// From one trial to the next, until one side of the limit is known; then the step is halved so often.
+/// Factor from one trial to the next, until both sides of the limit are known. Then the step is halved
+/// `HALVINGS` times.
 const STEP: f64 = 1.4;
 const HALVINGS: u32 = 2;
-/// Of a part of durable publishes, and of one with a slow reader: in shorter ones a database that sorts its files behind them makes a
-/// difference by chance, and the 99th percentiles are too far apart to be compared.
+/// Least length of a part with durable publishes or a slow reader, in seconds. In a shorter one a database
+/// that sorts its files meanwhile makes a difference by chance, and the 99th percentiles differ too much
+/// between runs.
 pub(super) const SECONDS_MIN: u32 = 10;
-/// Where the search ends: nothing is that slow or that fast.
+/// Bounds of the search: no server is that slow or that fast.
 const TRIALS_PER_S: std::ops::Range<f64> = 10_000.0..20_000_000.0;
 
 pub(super) struct Comparison<'a> {
-    pub(super) places: Places,
+    pub(super) places: ServerPaths,
     pub(super) contenders: Vec<Contender>,
     pub(super) options: &'a Options,
 }
 
 #[derive(Serialize, Default)]
-pub(super) struct Measured {
-    pub(super) fixed: Vec<Fixed>,
-    pub(super) most: Vec<Most>,
+pub(super) struct Measurements {
+    pub(super) fixed: Vec<FixedRate>,
+    pub(super) most: Vec<HighestRate>,
     pub(super) idle: Vec<Row<IdleOutcome>>,
-    pub(super) herds: Vec<Row<Herds>>,
+    #[serde(rename = "herds")]
+    pub(super) connection_storms: Vec<Row<ConnectionStorms>>,
     pub(super) durable: Option<Publish>,
     pub(super) crowds: Vec<Row<Crowd>>,
-    pub(super) slow: Option<SlowOnes>,
+    pub(super) slow: Option<SlowReaderRows>,
 }
 
 /// A workload at a given rate.
 #[derive(Serialize)]
-pub(super) struct Fixed {
+pub(super) struct FixedRate {
     pub(super) workload: Workload,
     pub(super) rows: Vec<Row<FanoutOutcome>>,
 }
 
 /// The highest rate that each server carried.
 #[derive(Serialize)]
-pub(super) struct Most {
+pub(super) struct HighestRate {
     pub(super) message_bytes: u32,
     pub(super) rows: Vec<Row<Trial>>,
 }
 
 #[derive(Serialize)]
-pub(super) struct SlowOnes {
+pub(super) struct SlowReaderRows {
     pub(super) workload: Workload,
     pub(super) rows: Vec<Row<SlowReader>>,
 }
@@ -105,24 +108,24 @@ pub(super) struct Trial {
 
 impl Comparison<'_> {
     /// Each server, and the loop that durable publishes are measured beside.
-    pub(super) fn described(&self) -> Vec<Described> {
+    pub(super) fn described(&self) -> Vec<ServerDescription> {
         let servers = self.contenders.iter().map(|contender| contender.describe(&self.places));
-        let bare_loop = self.options.is_asked(Part::W5, &self.contenders).then(Described::bare_loop);
+        let bare_loop = self.options.is_asked(Part::W5, &self.contenders).then(ServerDescription::bare_loop);
         servers.chain(bare_loop).collect()
     }
 
     /// Measures all that can be, and tells each table as soon as it is known; what failed is told in words beside it.
-    pub(super) fn measure(&self) -> (Measured, Vec<String>) {
+    pub(super) fn measure(&self) -> (Measurements, Vec<String>) {
         let tell = |table: String| eprint!("\n{table}");
         let asked = |part| self.options.is_asked(part, &self.contenders);
-        let (mut measured, mut failures) = (Measured::default(), Vec::new());
+        let (mut measured, mut failures) = (Measurements::default(), Vec::new());
         for workload in workload::of_parts(asked) {
             let title = workload.title();
             let rows = self.rows(&title, &mut failures, |contender| {
                 self.fan_out(contender, workload, Reading::All, self.options.seconds)
             });
             failures.extend(faults_of_fanfare(&title, &rows));
-            let fixed = Fixed { workload, rows };
+            let fixed = FixedRate { workload, rows };
             tell(table::fixed_table(&fixed));
             measured.fixed.push(fixed);
         }
@@ -130,7 +133,7 @@ impl Comparison<'_> {
             let title = format!("the most, {message_bytes} B");
             let most = |contender| self.most(contender, message_bytes);
             let rows = self.rows_of(Part::Most, &title, &mut failures, most);
-            let most = Most { message_bytes, rows };
+            let most = HighestRate { message_bytes, rows };
             tell(table::most_table(&most));
             measured.most.push(most);
         }
@@ -139,8 +142,8 @@ impl Comparison<'_> {
             tell(table::idle_table(&measured.idle));
         }
         if asked(Part::W4) {
-            measured.herds = self.herds(&mut failures);
-            tell(table::herd_table(&measured.herds));
+            measured.connection_storms = self.connection_storms(&mut failures);
+            tell(table::storm_table(&measured.connection_storms));
         }
         if asked(Part::W5) {
             let (publish, ended) = self.durable();
@@ -155,7 +158,7 @@ impl Comparison<'_> {
         if asked(Part::W7) {
             let workload = workload::hundred();
             let rows = self.slow_reader(workload, &mut failures);
-            let slow = SlowOnes { workload, rows };
+            let slow = SlowReaderRows { workload, rows };
             tell(table::slow_table(&slow));
             measured.slow = Some(slow);
         }
@@ -171,7 +174,7 @@ impl Comparison<'_> {
         self.rows_where(|_| 1, title, failures, |contender, _| run(contender))
     }
 
-    /// Of those of whom the part is measured.
+    /// Measures the contenders of a part, each once in a repetition.
     pub(super) fn rows_of<Run>(
         &self,
         part: Part,
@@ -208,13 +211,13 @@ impl Comparison<'_> {
     }
 
     fn durable(&self) -> (Publish, Result<()>) {
-        let Places { bench, node, data, .. } = &self.places;
+        let ServerPaths { bench, node, data, .. } = &self.places;
         let Options { repetitions, seconds, .. } = *self.options;
         let say = |repetition| eprintln!("bench: durable publishes, {repetition} of {repetitions}");
         Durable { bench, node, data, seconds: seconds.max(SECONDS_MIN) }.measure(repetitions, say)
     }
 
-    /// So many as were asked for with `--connections`, if fewer.
+    /// Gives `connections`, or the number of `--connections` if it is smaller.
     pub(super) fn scaled(&self, connections: u32) -> u32 {
         self.options.connections.map_or(connections, |most| connections.min(most))
     }
@@ -322,7 +325,7 @@ mod tests {
     fn only_fanfare_has_to_carry_what_is_asked() {
         let not_carried = || Err(NotCarried("too much".to_owned()).into());
         for (contender, fails) in
-            [(Contender::Floor, false), (Contender::Nats, false), (Contender::FanfareWindow5, true)]
+            [(Contender::Baseline, false), (Contender::Nats, false), (Contender::FanfareWindow5, true)]
         {
             let mut row = Row::<u32>::new(contender);
             assert_eq!(row.take(Ok(7)), None);

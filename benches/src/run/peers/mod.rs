@@ -1,8 +1,8 @@
 //! Side by side: Fanfare, the floor and the peers under the same load, one after another on the same machine.
 
 mod bars;
+mod connection_storms;
 mod contender;
-mod herds;
 mod holding;
 mod measure;
 mod page;
@@ -25,8 +25,8 @@ use super::bars::Bar;
 use super::machine::Machine;
 use super::{build_node, check, end, target_folder};
 use crate::{Result, os};
-use contender::{Contender, Places};
-use measure::{Comparison, Measured};
+use contender::{Contender, ServerPaths};
+use measure::{Comparison, Measurements};
 use workload::Part;
 
 /// 18 000 connections that the node may have, and what it opens beside them.
@@ -44,7 +44,7 @@ pub struct Options {
     /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// Where the peers' binaries are; without it where `make peers` puts them.
+    /// Folder of the peers' binaries; without it that of `make peers`.
     #[arg(long)]
     pub peers: Option<PathBuf>,
     /// How often everything is measured; the tables have the medians.
@@ -70,8 +70,8 @@ pub struct Options {
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
-    contenders: Vec<contender::Described>,
-    measured: Measured,
+    contenders: Vec<contender::ServerDescription>,
+    measured: Measurements,
     bars: Vec<Bar>,
     failures: Vec<String>,
 }
@@ -96,7 +96,7 @@ pub fn run(options: &Options) -> Result<()> {
     let peers = std::path::absolute(peers)?;
     let machine = Machine::look(&node);
     print!("{machine}");
-    let places = Places { bench: this, node, peers, data: data.path().to_owned() };
+    let places = ServerPaths { bench: this, node, peers, data: data.path().to_owned() };
     let comparison = Comparison { places, contenders, options };
     let described = comparison.described();
     described.iter().for_each(|contender| println!("{contender}"));
@@ -127,7 +127,8 @@ impl Options {
         asked && contenders.iter().any(|contender| part.measures(*contender))
     }
 
-    /// Those of whom there is a row. An error names a part that is measured of nobody who was asked for.
+    /// Gives the contenders that have a row. An error names a part that is measured of none of the named
+    /// ones.
     fn contenders(&self) -> Result<Vec<Contender>> {
         let mut contenders = Contender::chosen(&self.servers);
         let Some(part) = self.only.iter().find(|part| !self.is_asked(**part, &contenders)) else {
@@ -144,7 +145,7 @@ fn of_plots(folder: &Path, error: io::Error) -> String {
     format!("--plots {}: {error}", folder.display())
 }
 
-/// As it is called on the command line.
+/// Gives the name of a value on the command line.
 fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -179,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_measured_has_to_be_there() {
+    fn only_measured_servers_are_required() {
         assert_eq!(check("--only w5").expect("it has a row"), [Contender::Fanfare]);
         assert!(check("--only w1,w5").expect("they have rows").contains(&Contender::Nats));
     }
 
     #[test]
-    fn a_part_without_a_row_is_told_before_anything_is_measured() {
+    fn workload_without_a_row_is_refused_before_measuring() {
         for arguments in
             ["--only w7", "--servers floor", "--only w5,w7 --servers fanfare", "--only w1 --servers nats"]
         {

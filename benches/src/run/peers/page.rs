@@ -1,24 +1,24 @@
-//! What a run found as a page of its own, beside the pictures.
+//! Page of a run's figures, beside the pictures.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use super::super::machine::Machine;
-use super::contender::Described;
+use super::contender::ServerDescription;
 
 /// Writes `peers.md` into the folder; `tables` is what the command prints, bars and failures included.
 pub(super) fn write(
     folder: &Path,
     machine: &Machine,
-    contenders: &[Described],
+    contenders: &[ServerDescription],
     tables: &str,
 ) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     fs::write(folder.join("peers.md"), page(machine, contenders, tables))
 }
 
-fn page(machine: &Machine, contenders: &[Described], tables: &str) -> String {
+fn page(machine: &Machine, contenders: &[ServerDescription], tables: &str) -> String {
     let contenders: String = contenders.iter().map(|contender| format!("{contender}\n")).collect();
     format!(
         "# Beside the peers\n\nWritten by the command below, which makes it anew each time; what is measured, and how, is told in \

@@ -8,11 +8,11 @@ use std::path::Path;
 
 use super::super::report::{deliveries_per_core_second, median};
 use super::contender::Contender;
-use super::measure::Fixed;
+use super::measure::FixedRate;
 use super::workload::{self, Workload};
 
 const WIDTH: u32 = 800;
-/// Where the bars begin, so how much the names have.
+/// Width of the names, behind which the bars begin.
 const NAMES: u32 = 290;
 const BARS: u32 = 420;
 const ROW: u32 = 20;
@@ -21,7 +21,7 @@ const FOOTER: u32 = 28;
 
 /// Writes `fan-out-….svg` into the folder, which is made if need be; `footer` says where and when it was measured. Gives how many.
 /// Those of another run are removed, since the page that is written beside them does not tell of them.
-pub(super) fn write(fan_outs: &[Fixed], folder: &Path, footer: &str) -> io::Result<usize> {
+pub(super) fn write(fan_outs: &[FixedRate], folder: &Path, footer: &str) -> io::Result<usize> {
     fs::create_dir_all(folder)?;
     let mut drawn = BTreeSet::new();
     for fixed in fan_outs {
@@ -45,7 +45,7 @@ fn file_name(workload: &Workload) -> String {
     format!("fan-out-{channels}-channels{groups}-{rate}-per-s-{bytes}-bytes.svg")
 }
 
-fn picture(Fixed { workload, rows }: &Fixed, footer: &str) -> String {
+fn picture(FixedRate { workload, rows }: &FixedRate, footer: &str) -> String {
     let measured = || rows.iter().filter(|row| !row.runs.is_empty());
     let cost = measured().map(|row| (row.contender, 1e6 / median(&row.runs, deliveries_per_core_second)));
     let p99 = measured().map(|row| (row.contender, median(&row.runs, |run| run.p99_ms)));
@@ -75,7 +75,7 @@ struct Panel {
     scale: fn(f64) -> f64,
 }
 
-/// From a tenth of a millisecond, below which nothing is told apart.
+/// Gives the length of a bar on a logarithmic scale from a tenth of a millisecond.
 fn decades(ms: f64) -> f64 {
     (ms.max(0.1) * 10.0).log10() + 0.1
 }
@@ -126,9 +126,9 @@ mod tests {
     #[test]
     fn a_bar_is_as_long_as_what_it_stands_for() {
         let mut rows = vec![row(Contender::Fanfare, 1.0, 1.0), row(Contender::Nats, 4.0, 1_000.0)];
-        rows.push(Row::new(Contender::Floor));
+        rows.push(Row::new(Contender::Baseline));
         let svg =
-            picture(&Fixed { workload: workload::many_channels(100_000, 128), rows }, "a machine, a day");
+            picture(&FixedRate { workload: workload::many_channels(100_000, 128), rows }, "a machine, a day");
         assert!(svg.contains(">a machine, a day</text>"), "{svg}");
         let bars = svg.matches("height=\"15\"").count();
         assert_eq!(bars, 4, "two panels, and no bar of who has no figure: {svg}");
@@ -143,8 +143,9 @@ mod tests {
     fn each_workload_has_a_file_of_its_own() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let all = workload::of_parts(|_| true).into_iter();
-        let fan_outs: Vec<Fixed> =
-            all.map(|workload| Fixed { workload, rows: vec![row(Contender::Fanfare, 1.0, 1.0)] }).collect();
+        let fan_outs: Vec<FixedRate> = all
+            .map(|workload| FixedRate { workload, rows: vec![row(Contender::Fanfare, 1.0, 1.0)] })
+            .collect();
         let plots = folder.path().join("plots");
         let write = |fan_outs| write(fan_outs, &plots, "").expect("a folder that can be written");
         let files = || fs::read_dir(&plots).expect("the folder was made").count();

@@ -63,13 +63,13 @@ pub(super) fn sockudo(binary: &Path, data: &Path) -> Result<Server> {
 /// None while the file is not there or not whole: the server writes it in place, under a name with its process id.
 fn nats_address(folder: &Path) -> Result<Option<SocketAddr>> {
     #[derive(Deserialize)]
-    struct Written {
+    struct NatsPorts {
         websocket: Vec<String>,
     }
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "ports")
-            && let Ok(written) = serde_json::from_str::<Written>(&fs::read_to_string(path)?)
+            && let Ok(written) = serde_json::from_str::<NatsPorts>(&fs::read_to_string(path)?)
         {
             let url = written.websocket.first().ok_or("the server has no WebSocket listener")?;
             return Ok(Some(url.trim_start_matches("ws://").parse()?));

@@ -1,4 +1,4 @@
-//! What one reader in a hundred that reads nothing costs the other ones.
+//! Cost to the other readers of one in a hundred that reads nothing.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::super::report::median;
 use super::contender::Contender;
 use super::measure::{Comparison, Row, SECONDS_MIN};
 use super::workload::{Part, Reading, Workload};
-use crate::load::{FanoutOutcome, Slow};
+use crate::load::{FanoutOutcome, SlowReaderStats};
 use crate::{NotCarried, Result};
 
 /// The same load twice, each time over a fresh server.
@@ -23,8 +23,8 @@ const ATTACHED_MIN: f64 = 0.9;
 const TIMES_OF_FANFARE: u32 = 3;
 
 impl SlowReader {
-    /// Of the run with a slow one.
-    pub(super) fn slow(&self, share: impl Fn(&Slow) -> f64) -> f64 {
+    /// Gives a share of the run with a slow reader.
+    pub(super) fn slow(&self, share: impl Fn(&SlowReaderStats) -> f64) -> f64 {
         self.with.slow.as_ref().map_or(0.0, share)
     }
 

@@ -5,29 +5,29 @@ use std::collections::BTreeSet;
 use super::super::bars::Bar;
 use super::super::markdown::{Table, bar_table, failed, pair};
 use super::super::report::{Publish, deliveries_per_core_second, median};
+use super::connection_storms::ConnectionStorms;
 use super::contender::Contender;
-use super::herds::Herds;
 use super::holding::{Crowd, holding_us};
-use super::measure::{Fixed, Measured, Most, P99_MS_MAX, Row, SlowOnes};
+use super::measure::{FixedRate, HighestRate, Measurements, P99_MS_MAX, Row, SlowReaderRows};
 use super::slow::SlowReader;
-use crate::load::{Cost, FanoutOutcome, IdleOutcome, Slow};
+use crate::load::{Cost, FanoutOutcome, IdleOutcome, SlowReaderStats};
 
 /// Above it a server may be waiting for the generator, which reads with one thread.
 const GENERATOR_CORES_MAX: f64 = 0.85;
 
-pub(super) fn of(measured: &Measured, bars: &[Bar], failures: &[String]) -> String {
+pub(super) fn of(measured: &Measurements, bars: &[Bar], failures: &[String]) -> String {
     let mut text = String::new();
     measured.fixed.iter().for_each(|fixed| text += &fixed_table(fixed));
     measured.most.iter().for_each(|most| text += &most_table(most));
     text += &idle_table(&measured.idle);
-    text += &herd_table(&measured.herds);
+    text += &storm_table(&measured.connection_storms);
     text += &measured.durable.as_ref().map_or_else(String::new, durable_table);
     text += &crowd_table(&measured.crowds);
     text += &measured.slow.as_ref().map_or_else(String::new, slow_table);
     text + &bar_table(bars) + &failed(failures)
 }
 
-pub(super) fn fixed_table(Fixed { workload, rows }: &Fixed) -> String {
+pub(super) fn fixed_table(FixedRate { workload, rows }: &FixedRate) -> String {
     let mut table = table_of(
         &workload.title(),
         &[
@@ -67,7 +67,7 @@ fn generator_cell(cores: f64) -> String {
     format!("{cores:.2}{}", if cores > GENERATOR_CORES_MAX { " (its limit)" } else { "" })
 }
 
-pub(super) fn most_table(Most { message_bytes, rows }: &Most) -> String {
+pub(super) fn most_table(HighestRate { message_bytes, rows }: &HighestRate) -> String {
     let title = format!("the most with p99 < {P99_MS_MAX} ms, {message_bytes} B");
     let columns = [
         "deliveries/s",
@@ -118,7 +118,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             format!("{:.2}", median(runs, |run| run.socket_bytes / 1024.0)),
             spread(runs, 2, holding_us),
             multiple(fanfare, us),
-            pair(median(runs, |run| run.heard), median(runs, |run| run.said)),
+            pair(median(runs, |run| run.received), median(runs, |run| run.said)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
             format!("{:.2}", median(runs, |run| generator_cores(&run.holding))),
         ];
@@ -127,7 +127,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
     table.text() + &not_carried(rows)
 }
 
-pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
+pub(super) fn storm_table(rows: &[Row<ConnectionStorms>]) -> String {
     let Some(run) = rows.iter().flat_map(|row| &row.runs).next() else { return String::new() };
     let columns = [
         "connections per core-second",
@@ -141,16 +141,20 @@ pub(super) fn herd_table(rows: &[Row<Herds>]) -> String {
     ];
     let title = format!("{} connections, opened and attached", run.in_turn.connections);
     let mut table = table_of(&title, &columns);
-    let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, Herds::per_core_second));
+    let fanfare = runs_of_fanfare(rows).map(|runs| median(runs, ConnectionStorms::per_core_second));
     for row @ Row { runs, .. } in rows {
-        let per_core_second = median(runs, Herds::per_core_second);
-        let seconds = |figure: fn(&Herds) -> f64| format!("{:.2}", median(runs, figure));
+        let per_core_second = median(runs, ConnectionStorms::per_core_second);
+        let seconds = |figure: fn(&ConnectionStorms) -> f64| format!("{:.2}", median(runs, figure));
         let refused: usize = runs.iter().map(|run| run.in_turn.refused + run.at_once.refused).sum();
         let cells = vec![
             format!("{per_core_second:.0}"),
             multiple(fanfare, per_core_second),
             spread(runs, 0, |run| 1e6 / run.per_core_second()),
-            format!("{}, {}", seconds(|run| run.at_once.cost.wall_s), spread(runs, 2, Herds::wall_of_cpu)),
+            format!(
+                "{}, {}",
+                seconds(|run| run.at_once.cost.wall_s),
+                spread(runs, 2, ConnectionStorms::wall_of_cpu)
+            ),
             seconds(|run| run.at_once.cost.server_cpu_s),
             seconds(|run| run.at_once.cost.generator_cpu_s),
             pair(median(runs, |run| run.at_once.p50_ms), median(runs, |run| run.at_once.p99_ms)),
@@ -227,7 +231,7 @@ pub(super) fn durable_table(publish: &Publish) -> String {
     table.text()
 }
 
-pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
+pub(super) fn slow_table(SlowReaderRows { workload, rows }: &SlowReaderRows) -> String {
     let length = length(rows.iter().flat_map(|row| &row.runs).map(|run| &run.with.cost).next());
     let title = format!("one of {} reads nothing{length}", workload.title());
     let columns = [
@@ -243,7 +247,7 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     let mut table = table_of(&title, &columns);
     for row @ Row { runs, .. } in rows {
         let rss = |run: &FanoutOutcome| run.memory.resident_bytes as f64 / 1e6;
-        let shares = |share: fn(&Slow) -> f64| median(runs, |run| run.slow(share));
+        let shares = |share: fn(&SlowReaderStats) -> f64| median(runs, |run| run.slow(share));
         let lost: u64 = runs.iter().map(|run| run.without.faults.lost + run.with.faults.lost).sum();
         let cells = vec![
             pair(median(runs, |run| run.without.p99_ms), median(runs, |run| run.with.p99_ms)),
@@ -263,7 +267,7 @@ pub(super) fn slow_table(SlowOnes { workload, rows }: &SlowOnes) -> String {
     table.text() + &not_carried(rows)
 }
 
-/// Of the measured part, which some parts have longer than was asked for.
+/// Gives the length of the measured part, which may be longer than was asked for.
 fn length(cost: Option<&Cost>) -> String {
     cost.map_or_else(String::new, |cost| format!(", {:.0} s", cost.wall_s))
 }
@@ -279,8 +283,8 @@ fn add<Run>(table: &mut Table, row: &Row<Run>, mut cells: Vec<String>) {
         cells.fill("–".to_owned());
         cells[0] = "did not carry it".to_owned();
     }
-    let told = if not_carried == 0 { runs.to_string() } else { format!("{runs} of {}", runs + not_carried) };
-    cells.insert(0, told);
+    let shown = if not_carried == 0 { runs.to_string() } else { format!("{runs} of {}", runs + not_carried) };
+    cells.insert(0, shown);
     table.row(row.contender.name(), runs + not_carried, cells);
 }
 
@@ -302,14 +306,14 @@ fn around<Run>(runs: &[Run], middle: f64, decimals: usize, figure: impl Fn(&Run)
 
 /// Why, each reason once.
 fn not_carried<Run>(rows: &[Row<Run>]) -> String {
-    let told: BTreeSet<String> = rows
+    let shown: BTreeSet<String> = rows
         .iter()
         .flat_map(|row| row.not_carried.iter().map(|reason| format!("{}: {reason}", row.contender.name())))
         .collect();
-    if told.is_empty() {
+    if shown.is_empty() {
         return String::new();
     }
-    told.iter().map(|reason| format!("- not carried by {reason}\n")).chain(["\n".to_owned()]).collect()
+    shown.iter().map(|reason| format!("- not carried by {reason}\n")).chain(["\n".to_owned()]).collect()
 }
 
 fn runs_of_fanfare<Run>(rows: &[Row<Run>]) -> Option<&[Run]> {
@@ -356,13 +360,13 @@ mod tests {
     }
 
     #[test]
-    fn each_server_is_told_as_a_multiple() {
+    fn each_server_is_reported_as_a_multiple_of_fanfare() {
         let rows = vec![
             Row { runs: vec![run(1.0), run(2.0), run(9.0)], ..Row::new(Contender::Fanfare) },
             Row { runs: vec![run(6.0)], not_carried: vec!["slow".to_owned()], ..Row::new(Contender::Nats) },
-            Row { not_carried: vec!["late".to_owned(); 2], ..Row::new(Contender::Floor) },
+            Row { not_carried: vec!["late".to_owned(); 2], ..Row::new(Contender::Baseline) },
         ];
-        let table = fixed_table(&Fixed { workload: workload::many_channels(100_000, 128), rows });
+        let table = fixed_table(&FixedRate { workload: workload::many_channels(100_000, 128), rows });
         let lines: Vec<&str> = table.lines().collect();
         assert!(
             lines[2].starts_with(

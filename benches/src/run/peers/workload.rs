@@ -33,18 +33,18 @@ impl Part {
             // With a search for each, of those that a bar is of, and of the fastest, which says what can be offered.
             Self::Most => !matches!(
                 contender,
-                Contender::Floor | Contender::FloorTwoThreads | Contender::FanfareOneThread
+                Contender::Baseline | Contender::BaselineTwoThreads | Contender::FanfareOneThread
             ),
             Self::W3 | Self::W4 | Self::W6 => contender.is_plain(),
             // Of the others none stores anything.
             Self::W5 => contender == Contender::Fanfare,
             // The floor gives up at once whom it cannot write to, so nobody stays slow.
-            Self::W7 => contender.is_plain() && contender != Contender::Floor,
+            Self::W7 => contender.is_plain() && contender != Contender::Baseline,
         }
     }
 }
 
-/// Who listens to how much, and how fast it comes.
+/// Workload: subscribers, channels, rate and size of messages.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Workload {
     pub(super) subscribers: u32,
@@ -102,7 +102,7 @@ pub(super) fn hundred() -> Workload {
     Workload { subscribers: 100, channels: 25, ..many_channels(W2_DELIVERIES_PER_S[0], W2_BYTES[1]) }
 }
 
-/// Who of the subscribers reads.
+/// Subscribers that read.
 #[derive(Clone, Copy)]
 pub(super) enum Reading {
     All,
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn the_node_has_a_row_in_each_part() {
         assert!(Part::value_variants().iter().all(|part| part.measures(Contender::Fanfare)));
-        assert!(!Part::W7.measures(Contender::Floor) && !Part::W5.measures(Contender::Nats));
-        assert!(Part::Most.measures(Contender::FanfareWindow0) && !Part::Most.measures(Contender::Floor));
+        assert!(!Part::W7.measures(Contender::Baseline) && !Part::W5.measures(Contender::Nats));
+        assert!(Part::Most.measures(Contender::FanfareWindow0) && !Part::Most.measures(Contender::Baseline));
     }
 
     #[test]

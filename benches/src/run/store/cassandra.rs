@@ -93,7 +93,7 @@ impl Cassandra {
         Ok(Self { points, keeper: Some(keeper), nodes: kind.nodes(), folder })
     }
 
-    /// Of each node.
+    /// Gives the process id of each node.
     pub(super) fn pids(&self) -> Result<Vec<u32>> {
         let file = |node: usize| self.folder.path().join(format!("node{node}")).join("pid");
         (1..=self.nodes).map(|node| Ok(fs::read_to_string(file(node))?.trim().parse()?)).collect()

@@ -24,7 +24,7 @@ use reading::Reading;
 use writing::{SHAPES, Writing};
 
 const KEYSPACE: &str = "bench";
-/// That of a development directory.
+/// Account of a development directory.
 const ACCOUNT: &str = "dev";
 
 #[derive(Args)]
@@ -75,7 +75,7 @@ fn points(text: &str) -> Result<String> {
 }
 
 #[derive(Serialize)]
-struct Measured {
+struct Measurements {
     database: String,
     writing: Vec<Writing>,
     reading: Reading,
@@ -84,7 +84,7 @@ struct Measured {
 #[derive(Serialize)]
 struct Report {
     machine: Machine,
-    measured: Vec<Measured>,
+    measured: Vec<Measurements>,
     bars: Vec<Bar>,
     failures: Vec<String>,
 }
@@ -106,8 +106,8 @@ pub fn run(options: &Options) -> Result<()> {
     let (data, prefixes) = (folder.path().to_owned(), Cell::new(0));
     let bench = Bench { this, node, bare, data, options, cores, prefixes };
     let (measured, failures) = bench.measure();
-    let bars = measured.iter().flat_map(Measured::bars).collect::<Vec<_>>();
-    let tables: String = measured.iter().map(Measured::tables).collect();
+    let bars = measured.iter().flat_map(Measurements::bars).collect::<Vec<_>>();
+    let tables: String = measured.iter().map(Measurements::tables).collect();
     print!("\n{tables}{}{}", bar_table(&bars), failed(&failures));
     let report = Report { machine, measured, bars, failures };
     end(&report, options.out.as_deref(), report.failures.len())
@@ -142,7 +142,7 @@ impl Database {
 
 impl Bench<'_> {
     /// Measures all that can be; what failed is told in words beside it.
-    fn measure(&self) -> (Vec<Measured>, Vec<String>) {
+    fn measure(&self) -> (Vec<Measurements>, Vec<String>) {
         let (mut all, mut failures) = (Vec::new(), Vec::new());
         if let Some(points) = &self.options.points {
             let (title, points) = (points.clone(), points.clone());
@@ -177,7 +177,7 @@ impl Bench<'_> {
         Ok(Database { title, points, pids, _own: Some(own) })
     }
 
-    fn over(&self, database: &Database, failures: &mut Vec<String>) -> Measured {
+    fn over(&self, database: &Database, failures: &mut Vec<String>) -> Measurements {
         let Options { repetitions, seconds, warm_up, .. } = *self.options;
         let mut writing: Vec<Writing> = SHAPES.into_iter().map(Writing::new).collect();
         let mut reading = Reading::default();
@@ -203,7 +203,7 @@ impl Bench<'_> {
             eprintln!("bench: {}: pages of history, {repetition} of {repetitions}", database.title);
             tell("pages of history", reading.measure(self, database, seconds));
         }
-        Measured { database: database.title.clone(), writing, reading }
+        Measurements { database: database.title.clone(), writing, reading }
     }
 
     /// A fresh node, alone, over the database.
@@ -222,7 +222,7 @@ impl Bench<'_> {
         command
     }
 
-    /// For channels that nobody has written to.
+    /// Gives a prefix of channel names that no run has written to.
     fn fresh_prefix(&self) -> String {
         self.prefixes.set(self.prefixes.get() + 1);
         format!("loop:{}", self.prefixes.get())
@@ -230,11 +230,11 @@ impl Bench<'_> {
 }
 
 /// Microseconds; none of a database whose processes are not known.
-fn told(us: f64) -> String {
+fn microseconds(us: f64) -> String {
     if us > 0.0 { format!("{us:.0}") } else { "–".to_owned() }
 }
 
-impl Measured {
+impl Measurements {
     fn tables(&self) -> String {
         let writing = self.writing.iter().map(|writing| writing.table(&self.database));
         writing.chain([self.reading.table(&self.database)]).collect()

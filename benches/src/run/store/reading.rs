@@ -6,7 +6,7 @@ use super::super::bars::Bar;
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
-use super::{ACCOUNT, Bench, Database, told};
+use super::{ACCOUNT, Bench, Database, microseconds};
 use crate::Result;
 use crate::cql::select;
 use crate::load::HistoryOutcome;
@@ -64,14 +64,14 @@ impl Reading {
         let each_us = |cpu_s: f64, reads: u64| cpu_s * 1e6 / reads as f64;
         let (bare, node) = (&self.bare, &self.node);
         let reads = pair(median(bare, |run| run.p50_ms), median(bare, |run| run.p99_ms));
-        let stored = told(median(bare, |run| each_us(run.cost.server_cpu_s, run.reads)));
-        let driven = told(median(bare, |run| each_us(run.cost.generator_cpu_s, run.reads)));
+        let stored = microseconds(median(bare, |run| each_us(run.cost.server_cpu_s, run.reads)));
+        let driven = microseconds(median(bare, |run| each_us(run.cost.generator_cpu_s, run.reads)));
         let cells = vec![reads, "1.00 ×".to_owned(), stored, driven, String::new()];
         table.row("bare select", bare.len(), cells);
         let pages = pair(median(node, |run| run.p50_ms), median(node, |run| run.p99_ms));
-        let stored = told(median(node, |run| each_us(run.database_cpu_s, run.pages)));
-        let served = told(median(node, |run| each_us(run.cost.server_cpu_s, run.pages)));
-        let generated = told(median(node, |run| each_us(run.cost.generator_cpu_s, run.pages)));
+        let stored = microseconds(median(node, |run| each_us(run.database_cpu_s, run.pages)));
+        let served = microseconds(median(node, |run| each_us(run.cost.server_cpu_s, run.pages)));
+        let generated = microseconds(median(node, |run| each_us(run.cost.generator_cpu_s, run.pages)));
         let cells = vec![pages, format!("{:.2} ×", self.ratio()), stored, served, generated];
         table.row("Fanfare, a page over HTTP", node.len(), cells);
         table.text()

@@ -6,7 +6,7 @@ use super::super::bars::Bar;
 use super::super::generator::{load, result_of};
 use super::super::markdown::{Table, pair};
 use super::super::report::median;
-use super::{Bench, Database, told};
+use super::{Bench, Database, microseconds};
 use crate::Result;
 use crate::cql::insert;
 use crate::load::{Cost, PublishOutcome};
@@ -89,8 +89,8 @@ impl Writing {
         let rows = format!("{:.0}", median(bare, |run| run.rows_per_s));
         let of_bare =
             |cpu_s: fn(&Cost) -> f64| median(bare, |run| row_us(cpu_s(&run.cost), &run.cost, run.rows_per_s));
-        let stored = told(of_bare(|cost| cost.server_cpu_s));
-        let driven = told(of_bare(|cost| cost.generator_cpu_s));
+        let stored = microseconds(of_bare(|cost| cost.server_cpu_s));
+        let driven = microseconds(of_bare(|cost| cost.generator_cpu_s));
         let cells = vec![rows, "100 %".to_owned(), writes, stored, driven, String::new()];
         table.row("driver alone", bare.len(), cells);
         table.row("Fanfare, acked", self.node.len(), self.cells(&self.node));
@@ -104,7 +104,7 @@ impl Writing {
         let acks = pair(median(node, |run| run.ack_p50_ms), median(node, |run| run.ack_p99_ms));
         let acked = format!("{:.0}", median(node, |run| run.acked_per_s));
         let of_node = |cpu_s: fn(&PublishOutcome) -> f64| {
-            told(median(node, |run| row_us(cpu_s(run), &run.cost, run.acked_per_s)))
+            microseconds(median(node, |run| row_us(cpu_s(run), &run.cost, run.acked_per_s)))
         };
         let stored = of_node(|run| run.database_cpu_s);
         let served = of_node(|run| run.cost.server_cpu_s);
@@ -118,7 +118,8 @@ fn row_us(cpu_s: f64, cost: &Cost, per_s: f64) -> f64 {
     cpu_s * 1e6 / (per_s * cost.wall_s)
 }
 
-/// So many writes at a time, each as large as one of the node can be.
+/// Measures writes to the database without a node, `under_way` at a time, each as large as one of the node
+/// can be.
 pub(super) fn bare(
     shape: Shape,
     bench: &Bench<'_>,

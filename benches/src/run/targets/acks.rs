@@ -18,7 +18,7 @@ pub(super) struct Acks {
     shapes: Vec<Shape>,
 }
 
-/// So many publishes under way on each connection.
+/// Runs with `window` publishes under way on each connection.
 #[derive(Serialize)]
 struct Shape {
     window: usize,

@@ -20,12 +20,12 @@ const DOWN: &str = "http://127.0.0.1:1/";
 
 #[derive(Serialize, Default)]
 pub(super) struct Isolation {
-    alone: Vec<Run>,
-    beside: Vec<Run>,
+    alone: Vec<IsolationRun>,
+    beside: Vec<IsolationRun>,
 }
 
 #[derive(Serialize)]
-struct Run {
+struct IsolationRun {
     live: FanoutOutcome,
     webhook: Tally,
 }
@@ -37,7 +37,7 @@ impl Isolation {
         Ok(())
     }
 
-    fn of_alone(&self, figure: fn(&Run) -> f64) -> f64 {
+    fn of_alone(&self, figure: fn(&IsolationRun) -> f64) -> f64 {
         median(&self.beside, figure) / median(&self.alone, figure)
     }
 
@@ -54,7 +54,7 @@ impl Isolation {
         let title = format!("{SUBSCRIBERS} subscribers, {CHANNELS} channels, {RATE} messages/s");
         let mut table = Table::new(&title, &["live p50 / p99 ms", "webhook p99 ms", "webhook events"]);
         for (name, runs) in [("one webhook", &self.alone), ("beside three that fail", &self.beside)] {
-            let figure = |figure: fn(&Run) -> f64| median(runs, figure);
+            let figure = |figure: fn(&IsolationRun) -> f64| median(runs, figure);
             let cells = vec![
                 pair(figure(|run| run.live.p50_ms), figure(|run| run.live.p99_ms)),
                 format!("{:.2}", figure(|run| run.webhook.p99_ms)),
@@ -66,7 +66,7 @@ impl Isolation {
     }
 }
 
-fn deliver(bench: &Bench, beside: bool) -> Result<Run> {
+fn deliver(bench: &Bench, beside: bool) -> Result<IsolationRun> {
     let receiver = bench.receiver()?;
     let mut webhooks = vec![("ok", receiver.url("/ok"))];
     if beside {
@@ -84,5 +84,5 @@ fn deliver(bench: &Bench, beside: bool) -> Result<Run> {
     if live.faults.any() {
         return Err(format!("live deliveries had {:?}", live.faults).into());
     }
-    Ok(Run { live, webhook: receiver.tally()? })
+    Ok(IsolationRun { live, webhook: receiver.tally()? })
 }

@@ -31,7 +31,7 @@ use isolation::Isolation;
 use rabbitmq::RabbitMq;
 use throughput::Throughput;
 
-/// Of the directory that the nodes are given.
+/// Key of the directory that the nodes are given.
 const KEY: &str = "secret.bench";
 
 #[derive(Args)]
@@ -53,7 +53,7 @@ pub struct Options {
     pub part: Option<Part>,
 }
 
-/// What is measured.
+/// Parts of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Part {
     Acks,

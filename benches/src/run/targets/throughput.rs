@@ -28,13 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Serialize, Default)]
 pub(super) struct Throughput {
-    webhook: Vec<Run>,
-    queue: Vec<Run>,
+    webhook: Vec<ThroughputRun>,
+    queue: Vec<ThroughputRun>,
     confirm_loop: Vec<confirm::Outcome>,
 }
 
 #[derive(Serialize)]
-struct Run {
+struct ThroughputRun {
     events: f64,
     events_per_s: f64,
 }
@@ -67,7 +67,7 @@ impl Throughput {
 
     pub(super) fn table(&self) -> String {
         let mut table = Table::new(&format!("{CHANNELS} channels, 128 B"), &["events/s"]);
-        let rate = |runs: &[Run]| vec![format!("{:.0}", median(runs, |run| run.events_per_s))];
+        let rate = |runs: &[ThroughputRun]| vec![format!("{:.0}", median(runs, |run| run.events_per_s))];
         table.row("webhook, in batches", self.webhook.len(), rate(&self.webhook));
         table.row("queue", self.queue.len(), rate(&self.queue));
         let confirmed = median(&self.confirm_loop, |run| run.confirmed_per_s);
@@ -77,7 +77,7 @@ impl Throughput {
 }
 
 /// Publishes for a while, and waits until all is delivered.
-fn deliver(bench: &Bench, node: &Server, kind: &str, window: usize) -> Result<Run> {
+fn deliver(bench: &Bench, node: &Server, kind: &str, window: usize) -> Result<ThroughputRun> {
     let began = Instant::now();
     let mut command = load(&bench.this, "publish", node);
     command.args(["--connections", &CHANNELS.to_string(), "--window", &window.to_string()]);
@@ -96,7 +96,7 @@ fn deliver(bench: &Bench, node: &Server, kind: &str, window: usize) -> Result<Ru
         }
         thread::sleep(GLANCE);
     }
-    Ok(Run { events: delivered, events_per_s: delivered / began.elapsed().as_secs_f64() })
+    Ok(ThroughputRun { events: delivered, events_per_s: delivered / began.elapsed().as_secs_f64() })
 }
 
 fn confirm_loop(bench: &Bench, broker: &RabbitMq) -> Result<confirm::Outcome> {

@@ -1,6 +1,6 @@
 //! One object a line.
 
-use crate::wire::dialect::Said;
+use crate::wire::dialect::ReplyKind;
 
 pub const CONNECT: &str = r#"{"id":1,"connect":{}}"#;
 
@@ -18,10 +18,10 @@ pub fn replies(frame: &[u8], mut take: impl FnMut(&[u8])) {
 }
 
 /// A reply begins with the id of its command, and an error is what follows next.
-pub fn said(reply: &[u8]) -> Said {
-    let Some(after) = reply.strip_prefix(br#"{"id":"#) else { return Said::Other };
+pub fn reply_kind(reply: &[u8]) -> ReplyKind {
+    let Some(after) = reply.strip_prefix(br#"{"id":"#) else { return ReplyKind::Other };
     let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    if after[digits..].starts_with(br#","error":"#) { Said::Refused } else { Said::Done }
+    if after[digits..].starts_with(br#","error":"#) { ReplyKind::Refused } else { ReplyKind::Done }
 }
 
 #[cfg(test)]
@@ -30,11 +30,14 @@ mod tests {
     use crate::wire::dialect::Dialect;
 
     #[test]
-    fn replies_are_told_apart() {
-        assert_eq!(said(br#"{"id":12,"publish":{}}"#), Said::Done);
-        assert_eq!(said(br#"{"id":12,"error":{"code":103,"message":"permission denied"}}"#), Said::Refused);
-        assert_eq!(said(br#"{"push":{"channel":"c","pub":{"data":{}}}}"#), Said::Other);
-        assert_eq!(said(b"{}"), Said::Other);
+    fn replies_are_distinguished() {
+        assert_eq!(reply_kind(br#"{"id":12,"publish":{}}"#), ReplyKind::Done);
+        assert_eq!(
+            reply_kind(br#"{"id":12,"error":{"code":103,"message":"permission denied"}}"#),
+            ReplyKind::Refused
+        );
+        assert_eq!(reply_kind(br#"{"push":{"channel":"c","pub":{"data":{}}}}"#), ReplyKind::Other);
+        assert_eq!(reply_kind(b"{}"), ReplyKind::Other);
     }
 
     #[test]

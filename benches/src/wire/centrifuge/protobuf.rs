@@ -1,6 +1,6 @@
 //! Protobuf messages, each after its length.
 
-use crate::wire::dialect::Said;
+use crate::wire::dialect::ReplyKind;
 
 /// The fields of a command and of a reply have the same numbers.
 const ID: u8 = 1;
@@ -34,11 +34,11 @@ pub fn replies(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// A reply begins with the id of its command, and an error is what follows next.
-pub fn said(reply: &[u8]) -> Said {
+pub fn reply_kind(reply: &[u8]) -> ReplyKind {
     match reply.strip_prefix(&[ID << 3]).and_then(varint) {
-        Some((_, [tag, ..])) if *tag == ERROR << 3 | LENGTH_DELIMITED => Said::Refused,
-        Some(_) => Said::Done,
-        None => Said::Other,
+        Some((_, [tag, ..])) if *tag == ERROR << 3 | LENGTH_DELIMITED => ReplyKind::Refused,
+        Some(_) => ReplyKind::Done,
+        None => ReplyKind::Other,
     }
 }
 
@@ -93,10 +93,10 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_cut_and_told_apart() {
+    fn replies_are_split_and_distinguished() {
         let frame = b"\x04\x08\x01\x2a\x00\x00\x05\x08\x02\x12\x01x\x02\x22\x00\x09cut";
-        let found: Vec<Said> = replies(frame).map(said).collect();
-        assert_eq!(found, [Said::Done, Said::Other, Said::Refused, Said::Other]);
+        let found: Vec<ReplyKind> = replies(frame).map(reply_kind).collect();
+        assert_eq!(found, [ReplyKind::Done, ReplyKind::Other, ReplyKind::Refused, ReplyKind::Other]);
         assert!(replies(frame).nth(1).is_some_and(<[u8]>::is_empty));
     }
 }

@@ -1,4 +1,4 @@
-//! A client that takes up its connection, against a server that loses it where the test wants.
+//! A client that resumes its connection, against a server that loses it where the test wants.
 
 mod attempts;
 
@@ -17,10 +17,10 @@ fn reconnecting(addr: SocketAddr) -> Options {
     Options { reconnect: Some(reconnect), ..options(addr) }
 }
 
-/// The connection after a lost one, whose request for the upgrade must hold `wanted`.
-async fn again(listener: &TcpListener, wanted: &str, key: &str) -> Server {
+/// /// Accepts the connection after a lost one, whose request for the upgrade must hold `wanted`.
+async fn again(listener: &TcpListener, expected: &str, key: &str) -> Server {
     let (mut server, request) = Server::accept_with_request(listener).await;
-    assert!(request.contains(wanted), "{wanted}: {request}");
+    assert!(request.contains(expected), "{expected}: {request}");
     server.say(&connected(key, true)).await;
     server
 }
@@ -42,12 +42,12 @@ fn message(serial: &str, id: &str) -> Value {
         "messages": [{"id": id, "data": 1, "connectionId": "c_2", "timestamp": 5}]})
 }
 
-/// A server that fails is gone, and the client would look for it for ever.
+/// /// Waits with a deadline. A client whose server has failed would try to connect for ever.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future).await.expect("it is there soon")
 }
 
-/// The events in short.
+/// /// Gives a short text of an event.
 async fn next(client: &mut Client) -> String {
     match soon(client.next()).await.expect("an event") {
         Event::Messages(delivery) => {
@@ -142,7 +142,7 @@ async fn reattach_serial_follows_messages_and_attached_not_presence() {
         let attach = server.hear().await;
         server.say(&attached(&attach, "s1", false)).await;
         server.say(&message("s2", "m1")).await;
-        // While a client is given what it missed, presence is ahead of it.
+        // The position of a presence event is ahead of the missed messages, which follow.
         server.say(&json!({"op": 12, "channel": "c", "serial": "s9", "presence": []})).await;
         drop(server);
         let mut server = again(&listener, "&resume=k", "k").await;
@@ -185,12 +185,12 @@ async fn the_last_word_of_the_node_decides_whether_and_when() {
     tasks.spawn(async move {
         let mut server = Server::connected(&listener).await;
         server.say(&json!({"op": 4, "code": 50003, "reconnectAfterMs": 300})).await;
-        let told = Instant::now();
+        let notified = Instant::now();
         let frame = server.0.read_frame().await.expect("a frame");
         assert_eq!(frame.opcode, OpCode::Close, "the client closes");
         drop(server);
         refuse(&listener, "503 Service Unavailable").await;
-        assert!(told.elapsed() >= Duration::from_millis(300), "{:?}", told.elapsed());
+        assert!(notified.elapsed() >= Duration::from_millis(300), "{:?}", notified.elapsed());
         refuse(&listener, "429 Too Many Requests").await;
         let mut server = again(&listener, "&resume=k", "k").await;
         server.say(&json!({"op": 7, "code": 40800, "error": "taken up"})).await;
@@ -236,10 +236,10 @@ async fn rate_limit_of_a_repeated_publish_leaves_its_result_unknown() {
     let client = Client::connect(reconnecting(addr)).await.expect("connected");
     let refused = soon(client.publish("c", vec![Draft::default()])).await;
     assert!(matches!(refused, Err(Error::Refused { code: 42900, .. })), "{refused:?}");
-    let unsure = client.publish_start("c", vec![Draft::default()]).await.expect("sent");
+    let in_doubt = client.publish_start("c", vec![Draft::default()]).await.expect("sent");
     let large = client.publish_start("c", vec![Draft::default()]).await.expect("sent");
-    let unsure = soon(unsure).await;
-    assert!(matches!(&unsure, Err(Error::Unknown(reason)) if reason.contains("42900")), "{unsure:?}");
+    let in_doubt = soon(in_doubt).await;
+    assert!(matches!(&in_doubt, Err(Error::Unknown(reason)) if reason.contains("42900")), "{in_doubt:?}");
     let large = soon(large).await;
     assert!(matches!(large, Err(Error::Refused { code: 40009, .. })), "{large:?}");
     soon(tasks.join_all()).await;
@@ -370,7 +370,7 @@ async fn requests_without_an_answer_are_bounded_in_bytes() {
 }
 
 #[tokio::test]
-async fn a_dropped_client_leaves_nobody_waiting() {
+async fn dropped_client_fails_pending_requests_as_closed() {
     let (listener, addr) = listen().await;
     let client = {
         let (client, server) =
@@ -385,7 +385,7 @@ async fn a_dropped_client_leaves_nobody_waiting() {
     assert!(matches!(handle.attach("c").await, Err(Error::Closed)));
 }
 
-/// Ten seconds of silence beyond the heartbeat are what a node may take.
+/// /// Case: a node may be silent for ten seconds beyond its heartbeat.
 #[tokio::test]
 async fn a_silent_node_is_left_and_one_that_speaks_is_answered() {
     let (listener, addr) = listen().await;
@@ -422,7 +422,7 @@ async fn a_node_that_calls_back_at_once_again_and_again_is_given_time() {
             drop(server);
             server = again(&listener, "&resume=k", "k").await;
         }
-        // At the least half of 100, of 200 and of 400 ms.
+        // At least half of 100, of 200 and of 400 ms.
         assert!(first.elapsed() >= Duration::from_millis(350), "{:?}", first.elapsed());
     });
     let reconnect = Reconnect { delay_min: Duration::from_millis(100), delay_max: Duration::from_secs(1) };
@@ -440,7 +440,7 @@ async fn token_with_short_expiry_is_not_renewed_in_a_busy_loop() {
         let mut server = Server::connected(&listener).await;
         let first = Instant::now();
         for number in 2..5 {
-            // It is 1 ms in the epoch.
+            // The node's clock says 1 ms, so the token has 400 ms left.
             server.say(&json!({"op": 15, "code": 40142, "expires": 401})).await;
             let auth = server.hear().await;
             assert_eq!(auth["accessToken"], format!("t{number}"));

@@ -53,7 +53,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[tokio::test]
-async fn an_auth_url_is_asked_anew_for_each_connection() {
+async fn auth_url_is_requested_again_for_each_connection() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
@@ -155,7 +155,7 @@ async fn a_reconnect_outlives_failed_answers_and_ends_by_403() {
 }
 
 #[tokio::test]
-async fn a_denied_refresh_is_told_and_the_connection_goes_on() {
+async fn denied_refresh_is_reported_and_the_connection_goes_on() {
     let (listener, addr) = listen().await;
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {

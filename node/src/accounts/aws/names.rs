@@ -2,14 +2,14 @@
 
 /// A service that the node asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Service {
+pub(super) enum AwsService {
     Lambda,
     Sns,
     Sts,
 }
 
-impl Service {
-    /// The address of the service in the region; a region of a partition that is not known here needs a setting.
+impl AwsService {
+    /// The service's address in the region. A region of an unknown partition needs a setting.
     pub(super) fn endpoint(self, region: &str) -> String {
         let name = match self {
             Self::Lambda => "lambda",
@@ -33,7 +33,7 @@ pub(super) struct Arn<'a> {
 }
 
 impl<'a> Arn<'a> {
-    /// None: it is not one of this service.
+    /// Parses an ARN of this service; none for any other text.
     pub(super) fn of(text: &'a str, service: &str) -> Option<Self> {
         let parts: Vec<&str> = text.splitn(6, ':').collect();
         let [arn, partition, named, region, account, resource] = parts[..] else { return None };
@@ -43,7 +43,7 @@ impl<'a> Arn<'a> {
     }
 }
 
-/// As a part of a host, so nothing else gets in.
+/// Whether the text is a region. It becomes part of a host, so no other character is allowed.
 pub(super) fn is_region(text: &str) -> bool {
     let is_in = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=32).contains(&text.len())
@@ -83,7 +83,7 @@ pub(super) fn is_session_name(text: &str) -> bool {
     consists(text, 2, 64, "_+=,.@-")
 }
 
-/// ASCII letters, digits and those marks, of a length from `least` to `most`.
+/// Whether the text has only ASCII letters, digits and these marks, and `least` to `most` bytes.
 fn consists(text: &str, least: usize, most: usize, marks: &str) -> bool {
     (least..=most).contains(&text.len())
         && text.chars().all(|character| character.is_ascii_alphanumeric() || marks.contains(character))

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Accounts, AwsEndpoint, DirectoryError, LambdaTarget, SnsTarget, Target};
+use super::super::{Accounts, AwsEndpoint, DirectoryError, IntegrationTarget, LambdaTarget, SnsTarget};
 use crate::model::AccountId;
 
 const HEAD: &str = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n[[tenants.accounts.integrations]]\nid = \"i\"\n";
@@ -14,7 +14,7 @@ fn text(kind: &str, fields: &str) -> String {
     format!("{HEAD}kind = \"{kind}\"\n{fields}")
 }
 
-fn target(kind: &str, fields: &str) -> Target {
+fn target(kind: &str, fields: &str) -> IntegrationTarget {
     let directory = match Accounts::from_text(&text(kind, fields)) {
         Ok(accounts) => accounts.current(),
         Err(error) => panic!("{fields}: {error}"),
@@ -24,14 +24,14 @@ fn target(kind: &str, fields: &str) -> Target {
 
 fn lambda(fields: &str) -> Arc<LambdaTarget> {
     match target("lambda", fields) {
-        Target::Lambda(target) => target,
+        IntegrationTarget::Lambda(target) => target,
         other => panic!("a function is expected: {other:?}"),
     }
 }
 
 fn sns(fields: &str) -> Arc<SnsTarget> {
     match target("sns", fields) {
-        Target::Sns(target) => target,
+        IntegrationTarget::Sns(target) => target,
         other => panic!("a topic is expected: {other:?}"),
     }
 }
@@ -60,7 +60,7 @@ fn a_function_with_keys_has_defaults() {
 }
 
 #[test]
-fn an_arn_tells_region_and_partition() {
+fn arn_gives_region_and_partition() {
     for (region, host) in [
         ("us-gov-west-1", "us-gov-west-1.amazonaws.com"),
         ("cn-north-1", "cn-north-1.amazonaws.com.cn"),
@@ -214,7 +214,7 @@ fn a_mistake_in_a_function_or_topic_is_named_with_its_line() {
 }
 
 #[test]
-fn all_mistakes_of_an_integration_are_told_at_once() {
+fn all_mistakes_of_an_integration_are_reported_at_once() {
     let fields = "function = \"f f\"\nregion = \"R\"\nendpoint = \"x\"\nrole_arn = \"r\"\nparallel = 0\n\
                   access_key_id = \"a\"\n";
     let found = mistakes(&text("lambda", fields));

@@ -2,7 +2,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::{Accounts, DirectoryError, Target, WebhookTarget};
+use super::super::{Accounts, DirectoryError, IntegrationTarget, WebhookTarget};
 use crate::model::AccountId;
 
 const HEAD: &str = "[[tenants]]\nid = \"t\"\n[[tenants.accounts]]\nid = \"a\"\n[[tenants.accounts.integrations]]\nid = \"i\"\n";
@@ -24,7 +24,7 @@ fn mistakes(text: &str) -> Vec<String> {
 fn target(accounts: &Accounts) -> Arc<WebhookTarget> {
     let directory = accounts.current();
     match &directory.account(&AccountId::new("a")).expect("the account").integrations[0].target {
-        Target::Webhook(target) => Arc::clone(target),
+        IntegrationTarget::Webhook(target) => Arc::clone(target),
         _ => panic!("a webhook is expected"),
     }
 }

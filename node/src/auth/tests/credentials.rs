@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn the_header_carries_the_whole_key_or_a_token() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let token = sign("k1", &claims());
     let accepted = [
         basic("s.e.c.k1"),
@@ -57,7 +57,7 @@ fn the_header_carries_the_whole_key_or_a_token() {
 
 #[test]
 fn several_credentials_must_be_the_same_one() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let (one, other) = (
         sign("k1", &claims()),
         sign(
@@ -100,7 +100,7 @@ fn several_credentials_must_be_the_same_one() {
 
 #[test]
 fn the_query_counts_on_the_socket_only() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let query = format!("accessToken={}", sign("k1", &claims()));
     let http = Credentials { authorization: Vec::new(), query: &query, socket: false, address: None };
     assert!(node.auth.authenticate(&http).is_err());
@@ -109,7 +109,7 @@ fn the_query_counts_on_the_socket_only() {
 
 #[test]
 fn a_forced_client_id_cannot_be_exchanged_in_the_query() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let mut forced = claims();
     forced["x-service-client-id"] = json!("ada");
     let (forced, free) = (sign("k1", &forced), sign("k1", &claims()));
@@ -132,7 +132,7 @@ fn a_forced_client_id_cannot_be_exchanged_in_the_query() {
 
 #[test]
 fn nothing_that_is_printed_holds_a_credential() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let token = sign("k1", &claims());
     let query = format!("accessToken={token}");
     let header = basic("s.e.c.k1");

@@ -2,9 +2,9 @@ use fanfare_proto::token::{TokenDetails, mac};
 
 use super::*;
 
-/// The fields as a client sends them, so that a test can spell them as no library would.
+/// Fields of a token request, so that a test can spell them as no library would.
 #[derive(Clone)]
-struct Sent {
+struct TestTokenRequest {
     key: &'static str,
     /// JSON texts.
     ttl: Option<String>,
@@ -14,7 +14,7 @@ struct Sent {
     nonce: String,
 }
 
-impl Sent {
+impl TestTokenRequest {
     fn new() -> Self {
         let (ttl, nonce) = (Some("60000".into()), "0123456789abcdef".into());
         Self { key: "k1", ttl, capability: None, client_id: None, timestamp: NOW_MS.to_string(), nonce }
@@ -81,18 +81,18 @@ impl Sent {
     }
 }
 
-impl Fixture {
+impl AuthFixture {
     async fn exchange(&self, key: &str, headers: &[&str], body: &str) -> Result<TokenDetails, ExchangeError> {
         let headers: Vec<&[u8]> = headers.iter().map(|value| value.as_bytes()).collect();
         self.auth.exchange(None, key, &headers, body.as_bytes()).await
     }
 
-    async fn signed(&self, sent: &Sent) -> Result<TokenDetails, ExchangeError> {
+    async fn signed(&self, sent: &TestTokenRequest) -> Result<TokenDetails, ExchangeError> {
         self.exchange(sent.key, &[], &sent.signed()).await
     }
 }
 
-/// What an answer is, without its text.
+/// The kind of an answer, without its text.
 fn kind<T>(outcome: &Result<T, ExchangeError>) -> &'static str {
     match outcome {
         Ok(_) => "token",
@@ -108,12 +108,12 @@ fn kind<T>(outcome: &Result<T, ExchangeError>) -> &'static str {
 
 #[tokio::test]
 async fn a_signed_request_becomes_a_token_that_works() {
-    let node = Fixture::new();
-    let sent = Sent {
+    let node = AuthFixture::new();
+    let sent = TestTokenRequest {
         client_id: Some("\"ada\"".into()),
-        ..Sent::capability(r#"{"b":["publish"],"a*":["history"]}"#)
+        ..TestTokenRequest::capability(r#"{"b":["publish"],"a*":["history"]}"#)
     };
-    let details = node.signed(&Sent { ttl: Some("1".into()), ..sent }).await.unwrap();
+    let details = node.signed(&TestTokenRequest { ttl: Some("1".into()), ..sent }).await.unwrap();
     assert_eq!((details.issued, details.expires), (NOW_S * 1000, (NOW_S + 1) * 1000), "a ttl is rounded up");
     assert_eq!(details.capability, r#"{"a*":["history"],"b":["publish"]}"#);
     assert_eq!((&*details.key_name, details.client_id.as_deref()), ("k1", Some("ada")));
@@ -128,10 +128,14 @@ async fn a_signed_request_becomes_a_token_that_works() {
 #[tokio::test]
 async fn absent_or_empty_token_fields_get_their_defaults() {
     for (ttl, capability, client_id) in [(None, None, None), (None, Some("\"\""), Some("\"\""))] {
-        let node = Fixture::new();
+        let node = AuthFixture::new();
         let text = |text: Option<&str>| text.map(str::to_owned);
-        let sent =
-            Sent { ttl, capability: text(capability), client_id: text(client_id), ..Sent::of("narrow") };
+        let sent = TestTokenRequest {
+            ttl,
+            capability: text(capability),
+            client_id: text(client_id),
+            ..TestTokenRequest::of("narrow")
+        };
         let details = node.signed(&sent).await.unwrap();
         assert_eq!(details.capability, r#"{"chat:*":["publish","subscribe"]}"#, "narrowed to the key");
         assert_eq!((details.expires - details.issued, details.client_id), (3_600_000, None));
@@ -140,64 +144,99 @@ async fn absent_or_empty_token_fields_get_their_defaults() {
 
 #[tokio::test]
 async fn well_signed_requests_are_held_to_the_rules() {
-    let control = |sent: Sent| Sent { capability: Some(r#""{\"*\":\n[\"publish\"]}""#.into()), ..sent };
+    let control = |sent: TestTokenRequest| TestTokenRequest {
+        capability: Some(r#""{\"*\":\n[\"publish\"]}""#.into()),
+        ..sent
+    };
     let cases = [
-        ("as it should be", Sent::new(), "token"),
-        ("unknown key", Sent::of("nobody"), "mac"),
-        ("revoked key", Sent::of("gone"), "mac"),
-        ("ttl zero", Sent::ttl("0"), "malformed"),
-        ("ttl of 48 hours", Sent::ttl("172800000"), "token"),
-        ("ttl beyond 48 hours", Sent::ttl("172800001"), "malformed"),
-        ("ttl with a fraction", Sent::ttl("60000.0"), "malformed"),
-        ("ttl with an exponent", Sent::ttl("6e4"), "malformed"),
-        ("ttl with a sign", Sent::ttl("-60000"), "malformed"),
-        ("ttl as a string", Sent::ttl("\"60000\""), "malformed"),
-        ("timestamp with a fraction", Sent { timestamp: format!("{NOW_MS}.0"), ..Sent::new() }, "malformed"),
-        ("capability as an object", Sent { capability: Some(PUBLISH.into()), ..Sent::new() }, "mac"),
-        ("capability null", Sent { capability: Some("null".into()), ..Sent::new() }, "mac"),
+        ("as it should be", TestTokenRequest::new(), "token"),
+        ("unknown key", TestTokenRequest::of("nobody"), "mac"),
+        ("revoked key", TestTokenRequest::of("gone"), "mac"),
+        ("ttl zero", TestTokenRequest::ttl("0"), "malformed"),
+        ("ttl of 48 hours", TestTokenRequest::ttl("172800000"), "token"),
+        ("ttl beyond 48 hours", TestTokenRequest::ttl("172800001"), "malformed"),
+        ("ttl with a fraction", TestTokenRequest::ttl("60000.0"), "malformed"),
+        ("ttl with an exponent", TestTokenRequest::ttl("6e4"), "malformed"),
+        ("ttl with a sign", TestTokenRequest::ttl("-60000"), "malformed"),
+        ("ttl as a string", TestTokenRequest::ttl("\"60000\""), "malformed"),
         (
-            "capability as an object of an unknown key",
-            Sent { capability: Some("{}".into()), ..Sent::of("nobody") },
+            "timestamp with a fraction",
+            TestTokenRequest { timestamp: format!("{NOW_MS}.0"), ..TestTokenRequest::new() },
+            "malformed",
+        ),
+        (
+            "capability as an object",
+            TestTokenRequest { capability: Some(PUBLISH.into()), ..TestTokenRequest::new() },
             "mac",
         ),
-        ("capability that is no map", Sent::capability("publish"), "malformed"),
-        ("capability empty map", Sent::capability("{}"), "malformed"),
-        ("capability unknown operation", Sent::capability(r#"{"*":["admin"]}"#), "malformed"),
-        ("capability repeated key", Sent::capability(r#"{"a":["publish"],"a":["publish"]}"#), "malformed"),
-        ("capability with a newline", control(Sent::new()), "malformed"),
-        ("capability beyond the key", Sent::capability(r#"{"*":["presence"]}"#), "capability"),
-        ("clientId with a newline", Sent::client_id("a\nb"), "malformed"),
-        ("clientId wildcard", Sent::client_id("*"), "malformed"),
-        ("clientId too long", Sent::client_id(&"a".repeat(257)), "malformed"),
-        ("clientId null", Sent { client_id: Some("null".into()), ..Sent::new() }, "malformed"),
-        ("nonce of 15", Sent::nonce(15), "malformed"),
-        ("nonce of 16", Sent::nonce(16), "token"),
-        ("nonce of 128", Sent::nonce(128), "token"),
-        ("nonce of 129", Sent::nonce(129), "malformed"),
-        ("two minutes ago", Sent::at(NOW_MS - 120_000), "token"),
-        ("a millisecond more", Sent::at(NOW_MS - 120_001), "timestamp"),
-        ("two minutes ahead", Sent::at(NOW_MS + 120_000), "token"),
-        ("a millisecond further", Sent::at(NOW_MS + 120_001), "timestamp"),
-        ("timestamp in seconds", Sent::at(NOW_S), "timestamp"),
-        ("timestamp zero", Sent::at(0), "timestamp"),
-        ("malformed before the key", Sent { ttl: Some("0".into()), ..Sent::of("nobody") }, "malformed"),
-        ("the key before the timestamp", Sent { timestamp: "0".into(), ..Sent::of("gone") }, "mac"),
+        (
+            "capability null",
+            TestTokenRequest { capability: Some("null".into()), ..TestTokenRequest::new() },
+            "mac",
+        ),
+        (
+            "capability as an object of an unknown key",
+            TestTokenRequest { capability: Some("{}".into()), ..TestTokenRequest::of("nobody") },
+            "mac",
+        ),
+        ("capability that is no map", TestTokenRequest::capability("publish"), "malformed"),
+        ("capability empty map", TestTokenRequest::capability("{}"), "malformed"),
+        ("capability unknown operation", TestTokenRequest::capability(r#"{"*":["admin"]}"#), "malformed"),
+        (
+            "capability repeated key",
+            TestTokenRequest::capability(r#"{"a":["publish"],"a":["publish"]}"#),
+            "malformed",
+        ),
+        ("capability with a newline", control(TestTokenRequest::new()), "malformed"),
+        ("capability beyond the key", TestTokenRequest::capability(r#"{"*":["presence"]}"#), "capability"),
+        ("clientId with a newline", TestTokenRequest::client_id("a\nb"), "malformed"),
+        ("clientId wildcard", TestTokenRequest::client_id("*"), "malformed"),
+        ("clientId too long", TestTokenRequest::client_id(&"a".repeat(257)), "malformed"),
+        (
+            "clientId null",
+            TestTokenRequest { client_id: Some("null".into()), ..TestTokenRequest::new() },
+            "malformed",
+        ),
+        ("nonce of 15", TestTokenRequest::nonce(15), "malformed"),
+        ("nonce of 16", TestTokenRequest::nonce(16), "token"),
+        ("nonce of 128", TestTokenRequest::nonce(128), "token"),
+        ("nonce of 129", TestTokenRequest::nonce(129), "malformed"),
+        ("two minutes ago", TestTokenRequest::at(NOW_MS - 120_000), "token"),
+        ("a millisecond more", TestTokenRequest::at(NOW_MS - 120_001), "timestamp"),
+        ("two minutes ahead", TestTokenRequest::at(NOW_MS + 120_000), "token"),
+        ("a millisecond further", TestTokenRequest::at(NOW_MS + 120_001), "timestamp"),
+        ("timestamp in seconds", TestTokenRequest::at(NOW_S), "timestamp"),
+        ("timestamp zero", TestTokenRequest::at(0), "timestamp"),
+        (
+            "malformed before the key",
+            TestTokenRequest { ttl: Some("0".into()), ..TestTokenRequest::of("nobody") },
+            "malformed",
+        ),
+        (
+            "the key before the timestamp",
+            TestTokenRequest { timestamp: "0".into(), ..TestTokenRequest::of("gone") },
+            "mac",
+        ),
         (
             "the timestamp before the capability",
-            Sent { timestamp: "0".into(), ..Sent::capability(r#"{"*":["presence"]}"#) },
+            TestTokenRequest {
+                timestamp: "0".into(),
+                ..TestTokenRequest::capability(r#"{"*":["presence"]}"#)
+            },
             "timestamp",
         ),
     ];
     for (name, sent, expected) in cases {
-        let outcome = Fixture::new().signed(&sent).await;
+        let outcome = AuthFixture::new().signed(&sent).await;
         assert_eq!(kind(&outcome), expected, "{name}: {outcome:?}");
     }
 }
 
 #[tokio::test]
 async fn whatever_is_signed_otherwise_has_an_invalid_mac() {
-    let node = Fixture::new();
-    let sent = Sent { client_id: Some("\"ada\"".into()), ..Sent::capability(PUBLISH) };
+    let node = AuthFixture::new();
+    let sent =
+        TestTokenRequest { client_id: Some("\"ada\"".into()), ..TestTokenRequest::capability(PUBLISH) };
     let text = |values: &[&str]| values.iter().map(|value| format!("{value}\n")).collect::<String>();
     let values = sent.values();
     let [key, ttl, capability, client_id, timestamp, nonce] =
@@ -235,8 +274,8 @@ async fn whatever_is_signed_otherwise_has_an_invalid_mac() {
 
 #[tokio::test]
 async fn bodies_that_are_no_request_are_malformed() {
-    let node = Fixture::new();
-    let good = Sent::new().signed();
+    let node = AuthFixture::new();
+    let good = TestTokenRequest::new().signed();
     let cases = [
         String::new(),
         "{".into(),
@@ -262,41 +301,45 @@ async fn bodies_that_are_no_request_are_malformed() {
 
 #[tokio::test]
 async fn a_nonce_is_used_once_and_only_by_what_becomes_a_token() {
-    let node = Fixture::new();
-    let beyond = Sent::capability(r#"{"*":["presence"]}"#);
+    let node = AuthFixture::new();
+    let beyond = TestTokenRequest::capability(r#"{"*":["presence"]}"#);
     let refused = node.signed(&beyond).await;
     assert_eq!(kind(&refused), "capability");
     assert!(refused.unwrap_err().to_string().contains("key k1"));
-    assert_eq!(kind(&node.signed(&Sent::at(NOW_MS)).await), "token", "the 403 left it unused");
-    assert_eq!(kind(&node.signed(&Sent::at(NOW_MS)).await), "nonce");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::at(NOW_MS)).await), "token", "the 403 left it unused");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::at(NOW_MS)).await), "nonce");
     assert_eq!(kind(&node.signed(&beyond).await), "capability", "what is asked goes before the nonce");
-    assert_eq!(kind(&node.signed(&Sent::at(NOW_MS + 1)).await), "token", "unique per key and timestamp");
-    assert_eq!(kind(&node.signed(&Sent::of("narrow")).await), "token");
+    assert_eq!(
+        kind(&node.signed(&TestTokenRequest::at(NOW_MS + 1)).await),
+        "token",
+        "unique per key and timestamp"
+    );
+    assert_eq!(kind(&node.signed(&TestTokenRequest::of("narrow")).await), "token");
     node.tokens.down.store(true, Ordering::Relaxed);
-    assert_eq!(kind(&node.signed(&Sent::nonce(20)).await), "unavailable");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(20)).await), "unavailable");
 }
 
 #[tokio::test]
 async fn repeats_of_a_request_ask_the_store_once() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let asked = || node.tokens.asked.load(Ordering::Relaxed);
-    assert_eq!(kind(&node.signed(&Sent::new()).await), "token");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::new()).await), "token");
     for _ in 0..50 {
-        assert_eq!(kind(&node.signed(&Sent::new()).await), "nonce");
+        assert_eq!(kind(&node.signed(&TestTokenRequest::new()).await), "nonce");
     }
     assert_eq!(asked(), 1);
-    // Its nonce was used at another node.
+    // The nonce was used at another node.
     let used = Nonce { key_name: "k1".into(), timestamp_ms: NOW_MS, nonce: "n".repeat(20).into() };
     node.tokens.claimed.lock().insert(used);
     for _ in 0..50 {
-        assert_eq!(kind(&node.signed(&Sent::nonce(20)).await), "nonce");
+        assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(20)).await), "nonce");
     }
     assert_eq!(asked(), 2);
-    // The client may try again while the outcome is not known.
+    // The client may retry while the outcome is unknown.
     node.tokens.down.store(true, Ordering::Relaxed);
-    assert_eq!(kind(&node.signed(&Sent::nonce(21)).await), "unavailable");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(21)).await), "unavailable");
     node.tokens.down.store(false, Ordering::Relaxed);
-    assert_eq!(kind(&node.signed(&Sent::nonce(21)).await), "token");
+    assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(21)).await), "token");
 }
 
 #[tokio::test]
@@ -319,30 +362,33 @@ async fn an_unsigned_request_needs_the_key_itself() {
         (&["Digest x"], true, "mac"),
     ];
     for (headers, signed, expected) in cases {
-        let sent = Sent::new();
+        let sent = TestTokenRequest::new();
         let body = if signed { sent.signed() } else { sent.body(None) };
-        let outcome = Fixture::new().exchange("k1", headers, &body).await;
+        let outcome = AuthFixture::new().exchange("k1", headers, &body).await;
         assert_eq!(kind(&outcome), expected, "{headers:?}, signed: {signed}");
     }
-    let revoked = Sent::of("gone").body(None);
-    assert_eq!(kind(&Fixture::new().exchange("gone", &[&basic("gone-secret.gone")], &revoked).await), "mac");
+    let revoked = TestTokenRequest::of("gone").body(None);
+    assert_eq!(
+        kind(&AuthFixture::new().exchange("gone", &[&basic("gone-secret.gone")], &revoked).await),
+        "mac"
+    );
 }
 
 #[tokio::test]
 async fn a_token_that_would_be_too_long_is_not_issued() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let patterns: Vec<String> = (0..600).map(|index| format!(r#""channel-{index}":["publish"]"#)).collect();
-    let outcome = node.signed(&Sent::capability(&format!("{{{}}}", patterns.join(",")))).await;
+    let outcome = node.signed(&TestTokenRequest::capability(&format!("{{{}}}", patterns.join(",")))).await;
     assert_eq!(kind(&outcome), "malformed");
     assert!(node.tokens.claimed.lock().is_empty());
 }
 
 #[tokio::test]
 async fn failures_are_limited_by_address_and_key() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let here = Some("192.0.2.1".parse().unwrap());
     let there = Some("192.0.2.2".parse().unwrap());
-    let forged = Sent::new().body(Some("forged"));
+    let forged = TestTokenRequest::new().body(Some("forged"));
     for _ in 0..50 {
         assert_eq!(kind(&node.auth.exchange(here, "k1", &[], b"{").await), "malformed");
         assert_eq!(kind(&node.auth.exchange(here, "k1", &[], forged.as_bytes()).await), "mac");
@@ -360,19 +406,21 @@ async fn failures_are_limited_by_address_and_key() {
 
 #[tokio::test]
 async fn a_good_request_passes_whatever_fails_beside_it() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let here = Some("192.0.2.1".parse().unwrap());
-    let forged = Sent::new().body(Some("forged"));
+    let forged = TestTokenRequest::new().body(Some("forged"));
     let mut outcomes = Vec::new();
     for round in 0..100 {
         for _ in 0..3 {
             node.auth.exchange(here, "k1", &[], forged.as_bytes()).await.unwrap_err();
         }
-        let good = Sent { nonce: format!("a-nonce-of-round-{round}"), ..Sent::new() }.signed();
+        let good = TestTokenRequest { nonce: format!("a-nonce-of-round-{round}"), ..TestTokenRequest::new() }
+            .signed();
         outcomes.push(kind(&node.auth.exchange(here, "k1", &[], good.as_bytes()).await));
     }
     assert_eq!(outcomes, ["token"; 100]);
-    let again = Sent { nonce: "a-nonce-of-round-0".to_owned(), ..Sent::new() }.signed();
+    let again =
+        TestTokenRequest { nonce: "a-nonce-of-round-0".to_owned(), ..TestTokenRequest::new() }.signed();
     let repeated = node.auth.exchange(here, "k1", &[], again.as_bytes()).await;
     assert_eq!(kind(&repeated), "too many", "what has failed is not told why");
 }

@@ -29,7 +29,7 @@ fn nested(depth: usize) -> Value {
     (1..depth).fold(json!([]), |inner, _| json!([inner]))
 }
 
-/// Whatever the claims are, header and signature are good.
+/// A token with any claims, a valid header and a valid signature.
 fn sign_raw(claims: &[u8]) -> String {
     let header = URL_SAFE_NO_PAD.encode(json!({ "alg": "HS256", "kid": "k1" }).to_string());
     let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims));
@@ -40,7 +40,7 @@ fn sign_raw(claims: &[u8]) -> String {
 
 #[test]
 fn claims_that_are_no_json_text_are_refused() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let good = claims().to_string();
     let refused = |claims: &[u8]| node.auth.authenticate_token(&sign_raw(claims)).err().map(|no| no.reason);
     assert_eq!(refused(good.as_bytes()), None);
@@ -95,7 +95,7 @@ fn a_bad_claim_is_named_with_its_fault() {
 
 #[test]
 fn an_audience_must_name_the_service() {
-    let mut node = Fixture::new();
+    let mut node = AuthFixture::new();
     node.auth = node.auth.for_audience(Some("chat"));
     for (aud, accepted) in [
         (json!("chat"), true),
@@ -113,7 +113,7 @@ fn an_audience_must_name_the_service() {
 
 #[test]
 fn a_token_grants_what_its_claims_say() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let token = sign("k1", &with("x-service-client-id", json!("ada")));
     let principal = node.auth.authenticate_token(&token).unwrap();
     assert_eq!(principal.kind, PrincipalKind::Token);
@@ -124,7 +124,7 @@ fn a_token_grants_what_its_claims_say() {
 
 #[test]
 fn claims_are_held_to_the_rules() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let capability = "x-service-capability";
     let client_id = "x-service-client-id";
     let cases = [
@@ -216,7 +216,7 @@ fn claims_are_held_to_the_rules() {
 
 #[test]
 fn a_capability_beyond_a_narrow_key_is_refused() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     for (capability, accepted) in [
         (r#"{"chat:*":["publish"]}"#, true),
         (r#"{"chat:a":["subscribe"],"chat:b*":["publish"]}"#, true),
@@ -231,7 +231,7 @@ fn a_capability_beyond_a_narrow_key_is_refused() {
 
 #[test]
 fn headers_and_signatures_are_held_to_the_rules() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let good = sign("k1", &claims());
     let parts: Vec<&str> = good.split('.').collect();
     let raw = |header: Value, signature: &str| {
@@ -282,7 +282,7 @@ fn headers_and_signatures_are_held_to_the_rules() {
 
 #[test]
 fn a_token_of_more_than_8_kib_is_refused() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let padded = |length: usize| sign("k1", &with("padding", json!("x".repeat(length))));
     let base = padded(0).len();
     let fitting = (8192 - base) / 4 * 3;
@@ -293,7 +293,7 @@ fn a_token_of_more_than_8_kib_is_refused() {
 
 #[test]
 fn a_token_ends_to_the_millisecond() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let token = sign("k1", &times(NOW_S, NOW_S + 2));
     node.clock.pass_to((NOW_S + 2) * 1000 - 1);
     assert!(node.auth.authenticate_token(&token).is_ok());

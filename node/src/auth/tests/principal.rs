@@ -3,7 +3,7 @@ use crate::model::{ChannelName, Operation};
 
 #[test]
 fn a_key_acts_with_its_own_capability_in_its_own_account() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let principal = node.http(&[&basic("narrow-secret.narrow")]).unwrap();
     assert_eq!((principal.kind, principal.expires_ms), (PrincipalKind::Key, None));
     assert!(principal.client_id.is_none());
@@ -14,7 +14,7 @@ fn a_key_acts_with_its_own_capability_in_its_own_account() {
 
 #[test]
 fn without_authentication_all_work_in_one_account() {
-    let node = Fixture::with(false);
+    let node = AuthFixture::with(false);
     for principal in [
         node.http(&[]),
         node.http(&["nonsense"]),
@@ -52,7 +52,7 @@ fn a_live_credential_ends_with_its_key() {
         let path = folder.path().join("directory.toml");
         std::fs::write(&path, &base).unwrap();
         let accounts = Accounts::open(&path, 72).unwrap();
-        let node = Fixture::over(accounts.clone(), true);
+        let node = AuthFixture::over(accounts.clone(), true);
         let by_key = node.http(&[&basic("s.e.c.k1")]).unwrap();
         let by_token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
         std::fs::write(&path, text).unwrap();
@@ -69,7 +69,7 @@ fn live_key_follows_capability_and_account_of_the_directory() {
     let base = directory().text().to_owned();
     std::fs::write(&path, &base).unwrap();
     let accounts = Accounts::open(&path, 72).unwrap();
-    let node = Fixture::over(accounts.clone(), true);
+    let node = AuthFixture::over(accounts.clone(), true);
     let by_key = node.http(&[&basic("s.e.c.k1")]).unwrap();
     let by_token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
     let operations = |principal: &Principal| {
@@ -101,6 +101,6 @@ fn live_key_follows_capability_and_account_of_the_directory() {
 #[test]
 fn client_without_need_of_credential_has_configured_retention() {
     let limits = Limits { history_retention_hours: 5, ..Limits::default() };
-    let node = Fixture::build(Accounts::fixed(Directory::default()), &limits, false);
+    let node = AuthFixture::build(Accounts::fixed(Directory::default()), &limits, false);
     assert_eq!(node.http(&[]).unwrap().account.policy("c").retention_hours, 5);
 }

@@ -1,4 +1,4 @@
-//! The operator learns the reason of a refusal, and the client does not.
+//! Refusals: the operator learns the reason, and the client does not.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,14 +9,15 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use super::*;
 
 /// Refusals of `run` by reason, and its log.
-fn watched(run: impl FnOnce(&Fixture)) -> (BTreeMap<String, u64>, String) {
+fn watched(run: impl FnOnce(&AuthFixture)) -> (BTreeMap<String, u64>, String) {
     let recorder = PrometheusBuilder::new().build_recorder();
-    let log = Log::default();
-    // With two of them a callsite that another test reaches first asks both, and not that test's own.
+    let log = RefusalTestLog::default();
+    // A second dispatcher, so that a callsite first reached by another test asks both instead of caching that test's
+    // answer.
     let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone()).finish();
     tracing::subscriber::with_default(subscriber, || {
-        metrics::with_local_recorder(&recorder, || run(&Fixture::new()));
+        metrics::with_local_recorder(&recorder, || run(&AuthFixture::new()));
     });
     let rendered = recorder.handle().render();
     let counts = rendered.lines().filter_map(|line| {
@@ -30,9 +31,9 @@ fn watched(run: impl FnOnce(&Fixture)) -> (BTreeMap<String, u64>, String) {
 }
 
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+struct RefusalTestLog(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Log {
+impl io::Write for RefusalTestLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -43,7 +44,7 @@ impl io::Write for Log {
     }
 }
 
-impl tracing_subscriber::fmt::MakeWriter<'_> for Log {
+impl tracing_subscriber::fmt::MakeWriter<'_> for RefusalTestLog {
     type Writer = Self;
 
     fn make_writer(&self) -> Self {
@@ -61,7 +62,7 @@ fn set(name: &str, value: impl Into<Value>) -> String {
     token(|claims| claims[name] = value.into())
 }
 
-/// A query, the reason for which it is refused, and the key that the log names.
+/// Queries, each with the reason of its refusal and the key that the log names.
 fn queries() -> Vec<(String, Reason, Option<&'static str>)> {
     let with_header = |header: &Header| format!("token={}", sign_with(header, &claims(), secret_of("k1")));
     let hs384 = Header { alg: Algorithm::HS384, ..header("k1") };
@@ -117,7 +118,7 @@ fn each_refusal_is_counted_and_logged_by_its_reason() {
 }
 
 #[test]
-fn a_revoked_token_is_told_apart() {
+fn revoked_token_is_counted_as_revoked() {
     let (counts, _) = watched(|node| {
         node.auth.restore_revocations(&[Revocation {
             key_name: "k1".into(),

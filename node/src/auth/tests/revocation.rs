@@ -2,10 +2,10 @@ use super::*;
 use crate::model::ClientId;
 
 const CLIENT: &str = "x-service-client-id";
-/// The longest life of a token, and what a signer's clock may be ahead.
+/// Longest lifetime of a token plus the tolerance for a signer's clock.
 const KEPT_MS: u64 = 48 * 3_600_000 + 120_000;
 
-impl Fixture {
+impl AuthFixture {
     fn key(&self) -> Principal {
         self.http(&[&basic("s.e.c.k1")]).unwrap()
     }
@@ -35,7 +35,7 @@ impl Fixture {
 
 #[tokio::test]
 async fn without_a_moment_all_tokens_until_now_are_refused() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let live = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
     let generation = node.auth.generation();
     node.revoke(&json!({})).await.unwrap();
@@ -50,7 +50,7 @@ async fn without_a_moment_all_tokens_until_now_are_refused() {
 
 #[tokio::test]
 async fn a_client_id_ends_for_itself() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     node.revoke(&json!({"clientId": "ann", "issuedBefore": NOW_MS - 5_000})).await.unwrap();
     assert!(!node.takes(NOW_S - 6, Some("ann")));
     assert!(node.takes(NOW_S - 4, Some("ann")), "issued after the moment");
@@ -63,9 +63,9 @@ async fn a_client_id_ends_for_itself() {
 
 #[tokio::test]
 async fn revocation_is_restored_at_start_and_ends_with_token_lifetime() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     node.revoke(&json!({"clientId": "ann"})).await.unwrap();
-    let again = Fixture::new();
+    let again = AuthFixture::new();
     assert!(again.takes(NOW_S, Some("ann")));
     again.auth.restore_revocations(&node.tokens.kept.lock());
     assert!(!again.takes(NOW_S, Some("ann")) && again.takes(NOW_S, Some("bob")));
@@ -81,7 +81,7 @@ async fn revocation_is_restored_at_start_and_ends_with_token_lifetime() {
 
 #[tokio::test]
 async fn a_token_issued_in_the_second_of_a_revocation_is_good() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let before = node.exchanged(1, "ann").await;
     for (body, nonce) in [(json!({}), 2), (json!({"clientId": "ann", "issuedBefore": NOW_MS + 119_000}), 3)] {
         node.revoke(&body).await.unwrap();
@@ -92,14 +92,16 @@ async fn a_token_issued_in_the_second_of_a_revocation_is_good() {
 
 #[tokio::test]
 async fn only_the_key_itself_revokes() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let token = node.auth.authenticate_token(&sign("k1", &claims())).unwrap();
     let other = node.http(&[&basic("narrow-secret.narrow")]).unwrap();
-    for (who, path) in [(&token, "k1"), (&other, "k1"), (&node.key(), "narrow"), (&node.key(), "nobody")] {
-        let refused = node.auth.revoke_tokens(who, path, b"{}").await;
+    for (principal, path) in
+        [(&token, "k1"), (&other, "k1"), (&node.key(), "narrow"), (&node.key(), "nobody")]
+    {
+        let refused = node.auth.revoke_tokens(principal, path, b"{}").await;
         assert_eq!(refused, Err(RevokeError::NotTheKey), "{path}");
     }
-    let anonymous = Fixture::with(false);
+    let anonymous = AuthFixture::with(false);
     let principal = anonymous.http(&[]).unwrap();
     let refused = anonymous.auth.revoke_tokens(&principal, "anonymous", b"{}").await;
     assert_eq!(refused, Err(RevokeError::NotTheKey));
@@ -108,7 +110,7 @@ async fn only_the_key_itself_revokes() {
 
 #[tokio::test]
 async fn a_malformed_body_revokes_nothing() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     let bodies = [
         "",
         "[]",
@@ -140,7 +142,7 @@ async fn a_malformed_body_revokes_nothing() {
 #[tokio::test]
 async fn client_ids_are_bounded_and_the_whole_key_makes_room() {
     let limits = Limits { revoked_client_ids: 2, ..Limits::default() };
-    let node = Fixture::limited(&limits);
+    let node = AuthFixture::limited(&limits);
     let revoke = async |client_id: &str| node.revoke(&json!({"clientId": client_id})).await;
     revoke("ann").await.unwrap();
     revoke("bob").await.unwrap();
@@ -158,7 +160,7 @@ async fn client_ids_are_bounded_and_the_whole_key_makes_room() {
 
 #[tokio::test]
 async fn revocation_without_store_fails_but_tokens_are_refused() {
-    let node = Fixture::new();
+    let node = AuthFixture::new();
     node.tokens.down.store(true, Ordering::Relaxed);
     assert_eq!(node.revoke(&json!({})).await, Err(RevokeError::Unavailable));
     assert!(!node.takes(NOW_S, None));

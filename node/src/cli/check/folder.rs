@@ -1,10 +1,10 @@
-//! Whether a folder can be made and written to, found without leaving anything in it.
+//! Check whether a folder can be created and written to, without leaving anything in it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// The text names the folder, and what is in its way.
+/// Checks the folder. The error names it and the obstacle.
 pub(super) fn may_be_written(folder: &Path) -> Result<(), String> {
     let shown = folder.display();
     for at in folder.ancestors().map(here) {
@@ -16,7 +16,7 @@ pub(super) fn may_be_written(folder: &Path) -> Result<(), String> {
             Err(_) if at.is_symlink() => {
                 return Err(format!("{shown} cannot be a folder: {} is a link to nothing", at.display()));
             }
-            // The folder above it says more.
+            // The check of the parent folder says more.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {}
             Err(error) => return Err(refused(folder, at, &error)),
         }
@@ -32,12 +32,12 @@ fn refused(folder: &Path, at: &Path, error: &io::Error) -> String {
     }
 }
 
-/// The last ancestor of a relative path is the working directory.
+/// The path, with the empty last ancestor of a relative path as the working directory.
 fn here(path: &Path) -> &Path {
     if path.as_os_str().is_empty() { Path::new(".") } else { path }
 }
 
-/// A file without a name where the system has such files, else one that is there for a moment.
+/// Creates an unnamed file where the system supports it, else one that exists for a moment.
 fn write_into(folder: &Path) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Each setting with a wrong value of each sort, from each source that may give it.
+//! Wrong values of each setting, of each sort and from each source.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +10,7 @@ use super::*;
 use crate::config::{self, flags};
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum SettingKind {
     File,
     Folder,
     Address,
@@ -25,59 +25,59 @@ enum Kind {
     Keyspace,
     Name,
     Audience,
-    /// With a word that is misspelt.
+    /// A choice, tested with a misspelt word.
     Choice(&'static str),
     Switch,
     Boolean,
     Duration,
-    /// From the first to the second.
+    /// A number from the first to the second.
     Count(u64, u64),
     Limit,
     Filter,
 }
 
-/// Each setting with its kind, and the settings that are given beside it. A setting that is not here fails the test.
-const ROWS: &[(&str, Kind, &[&str])] = &[
-    ("config", Kind::File, &[]),
-    ("data_dir", Kind::Folder, &[]),
-    ("directory", Kind::File, &[]),
-    ("listen", Kind::Address, &[]),
-    ("tls_cert", Kind::File, TLS),
-    ("tls_key", Kind::File, TLS),
-    ("trusted_proxy", Kind::Networks, &[]),
-    ("proxy_protocol", Kind::Switch, &["--trusted-proxy=10.0.0.0/8"]),
-    ("admin_listen", Kind::Address, &[]),
-    ("admin_token_file", Kind::File, &[]),
-    ("node_id", Kind::NodeId, &[]),
-    ("gossip_listen", Kind::Address, CLUSTER),
-    ("peer_listen", Kind::Address, CLUSTER),
-    ("advertise", Kind::Host, CLUSTER),
-    ("seed", Kind::Endpoints, CLUSTER),
-    ("cluster_key_file", Kind::File, CLUSTER),
-    ("peer_cert", Kind::File, CLUSTER),
-    ("peer_key", Kind::File, CLUSTER),
-    ("peer_ca", Kind::File, CLUSTER),
-    ("store", Kind::Choice("embeded"), &[]),
-    ("scylla_node", Kind::Endpoints, SCYLLA),
-    ("scylla_keyspace", Kind::Keyspace, SCYLLA),
-    ("scylla_schema", Kind::Choice("chekc"), SCYLLA),
-    ("scylla_replication", Kind::Count(1, 9), SCYLLA),
-    ("scylla_datacenter", Kind::Name, SCYLLA),
-    ("scylla_user", Kind::Name, SCYLLA),
-    ("scylla_password_file", Kind::File, SCYLLA),
-    ("webhook_allow", Kind::Networks, &[]),
-    ("amqp_url", Kind::BrokerUrl, &["--amqp-management-url=http://u:p@127.0.0.1:15672"]),
-    ("amqp_management_url", Kind::ManagementUrl, &["--amqp-url=amqp://127.0.0.1"]),
-    ("drain_timeout", Kind::Duration, &[]),
-    ("auth", Kind::Switch, &[]),
-    ("audience", Kind::Audience, &[]),
-    ("insecure", Kind::Boolean, &[]),
-    ("threads", Kind::Count(0, 64), &[]),
-    ("io_uring", Kind::Switch, &[]),
-    ("log", Kind::Filter, &[]),
-    ("log_format", Kind::Choice("jsno"), &[]),
-    ("otlp_endpoint", Kind::CollectorUrl, &[]),
-    ("trace_sample_ratio", Kind::Ratio, &["--otlp-endpoint=http://127.0.0.1:4318"]),
+/// Each setting with its kind, and the settings given beside it. A setting that is missing here fails the test.
+const ROWS: &[(&str, SettingKind, &[&str])] = &[
+    ("config", SettingKind::File, &[]),
+    ("data_dir", SettingKind::Folder, &[]),
+    ("directory", SettingKind::File, &[]),
+    ("listen", SettingKind::Address, &[]),
+    ("tls_cert", SettingKind::File, TLS),
+    ("tls_key", SettingKind::File, TLS),
+    ("trusted_proxy", SettingKind::Networks, &[]),
+    ("proxy_protocol", SettingKind::Switch, &["--trusted-proxy=10.0.0.0/8"]),
+    ("admin_listen", SettingKind::Address, &[]),
+    ("admin_token_file", SettingKind::File, &[]),
+    ("node_id", SettingKind::NodeId, &[]),
+    ("gossip_listen", SettingKind::Address, CLUSTER),
+    ("peer_listen", SettingKind::Address, CLUSTER),
+    ("advertise", SettingKind::Host, CLUSTER),
+    ("seed", SettingKind::Endpoints, CLUSTER),
+    ("cluster_key_file", SettingKind::File, CLUSTER),
+    ("peer_cert", SettingKind::File, CLUSTER),
+    ("peer_key", SettingKind::File, CLUSTER),
+    ("peer_ca", SettingKind::File, CLUSTER),
+    ("store", SettingKind::Choice("embeded"), &[]),
+    ("scylla_node", SettingKind::Endpoints, SCYLLA),
+    ("scylla_keyspace", SettingKind::Keyspace, SCYLLA),
+    ("scylla_schema", SettingKind::Choice("chekc"), SCYLLA),
+    ("scylla_replication", SettingKind::Count(1, 9), SCYLLA),
+    ("scylla_datacenter", SettingKind::Name, SCYLLA),
+    ("scylla_user", SettingKind::Name, SCYLLA),
+    ("scylla_password_file", SettingKind::File, SCYLLA),
+    ("webhook_allow", SettingKind::Networks, &[]),
+    ("amqp_url", SettingKind::BrokerUrl, &["--amqp-management-url=http://u:p@127.0.0.1:15672"]),
+    ("amqp_management_url", SettingKind::ManagementUrl, &["--amqp-url=amqp://127.0.0.1"]),
+    ("drain_timeout", SettingKind::Duration, &[]),
+    ("auth", SettingKind::Switch, &[]),
+    ("audience", SettingKind::Audience, &[]),
+    ("insecure", SettingKind::Boolean, &[]),
+    ("threads", SettingKind::Count(0, 64), &[]),
+    ("io_uring", SettingKind::Switch, &[]),
+    ("log", SettingKind::Filter, &[]),
+    ("log_format", SettingKind::Choice("jsno"), &[]),
+    ("otlp_endpoint", SettingKind::CollectorUrl, &[]),
+    ("trace_sample_ratio", SettingKind::Ratio, &["--otlp-endpoint=http://127.0.0.1:4318"]),
 ];
 
 const TLS: &[&str] = &["--tls-cert={}/node.crt", "--tls-key={}/node.key"];
@@ -99,58 +99,61 @@ const SCYLLA: &[&str] = &[
     "--scylla-password-file={}/password",
 ];
 
-fn row(key: &str) -> Option<(Kind, &'static [&'static str])> {
+fn row(key: &str) -> Option<(SettingKind, &'static [&'static str])> {
     if key.starts_with("limits.") {
-        return Some((Kind::Limit, &[]));
+        return Some((SettingKind::Limit, &[]));
     }
     ROWS.iter().find(|(name, ..)| *name == key).map(|(_, kind, beside)| (*kind, *beside))
 }
 
 #[derive(Debug, Clone)]
-enum Given {
-    /// From any source.
+enum SettingInput {
+    /// A text, given by any source.
     Text(String),
-    /// As it stands in the file.
+    /// A value as written in the file.
     Toml(&'static str),
 }
 
 #[derive(Debug, Clone)]
-struct Wrong {
-    given: Given,
-    /// Stands in what is said of it.
+struct WrongSetting {
+    given: SettingInput,
+    /// Text that the message must contain.
     said: String,
     is_warning: bool,
 }
 
 /// Texts that are refused, from any source.
-fn all(texts: &[&str], said: &str) -> Vec<Wrong> {
-    let wrong = |text: &&str| Wrong {
-        given: Given::Text((*text).to_owned()),
+fn all(texts: &[&str], said: &str) -> Vec<WrongSetting> {
+    let wrong = |text: &&str| WrongSetting {
+        given: SettingInput::Text((*text).to_owned()),
         said: said.to_owned(),
         is_warning: false,
     };
     texts.iter().map(wrong).collect()
 }
 
-/// Texts that are taken with a warning.
-fn odd(texts: &[&str], said: &str) -> Vec<Wrong> {
-    all(texts, said).into_iter().map(|wrong| Wrong { is_warning: true, ..wrong }).collect()
+/// Texts that are accepted with a warning.
+fn odd(texts: &[&str], said: &str) -> Vec<WrongSetting> {
+    all(texts, said).into_iter().map(|wrong| WrongSetting { is_warning: true, ..wrong }).collect()
 }
 
-/// Values of another type, which only the file can hold.
-fn toml(values: &[&'static str], said: &str) -> Vec<Wrong> {
-    let wrong =
-        |value: &&'static str| Wrong { given: Given::Toml(value), said: said.to_owned(), is_warning: false };
+/// Values of another type, which only the file can express.
+fn toml(values: &[&'static str], said: &str) -> Vec<WrongSetting> {
+    let wrong = |value: &&'static str| WrongSetting {
+        given: SettingInput::Toml(value),
+        said: said.to_owned(),
+        is_warning: false,
+    };
     values.iter().map(wrong).collect()
 }
 
-fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
+fn wrong(kind: SettingKind, folder: &str) -> Vec<WrongSetting> {
     let [a_file, below, a_folder, bytes, link] =
         ["password", "password/x", "folder", "bytes", "link"].map(|name| format!("{folder}/{name}"));
     let no_string = toml(&["1", "true", "[1]"], "expected a string, got a");
     let (long_id, long_keyspace) = ("a".repeat(65), "a".repeat(49));
     match kind {
-        Kind::File => [
+        SettingKind::File => [
             all(&[""], "expected a path, got nothing"),
             all(&["/nowhere/x"], "/nowhere/x"),
             all(&[&a_folder], &a_folder),
@@ -161,7 +164,7 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
             no_string,
         ]
         .concat(),
-        Kind::Folder => [
+        SettingKind::Folder => [
             all(&[""], "expected a path, got nothing"),
             all(&[&a_file, &below], &format!("{a_file} is a file")),
             all(&[&link], "is a link to nothing"),
@@ -170,14 +173,14 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
             no_string,
         ]
         .concat(),
-        Kind::Address => [
+        SettingKind::Address => [
             all(&["", "127.0.0.1", "127.0.0.1:", ":80", "80", "[::1]"], "expected a host and a port"),
             all(&["127.0.0.1:70000", "127.0.0.1:-1", "127.0.0.1:http"], "expected a host and a port"),
             all(&[" 127.0.0.1:0", "127.0.0.1:0 ", "http://127.0.0.1:0"], "expected a host and a port"),
             no_string,
         ]
         .concat(),
-        Kind::Endpoints => [
+        SettingKind::Endpoints => [
             all(
                 &["", " ", ",", "a:1,", "a", "a:", ":1", "a:0", "a:70000", "a:-1"],
                 "expected a host and a port",
@@ -187,7 +190,7 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
             toml(&["[1]"], "expected a string, got an integer"),
         ]
         .concat(),
-        Kind::Host => [
+        SettingKind::Host => [
             all(
                 &["", " a", "a ", "a:80", "http://a", "[::1]"],
                 "expected a name or an address without a port",
@@ -196,13 +199,13 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
             no_string,
         ]
         .concat(),
-        Kind::NodeId => {
+        SettingKind::NodeId => {
             [all(&["", " a", "a ", "a b", "é", &long_id], "expected 1 to 64 letters"), no_string].concat()
         }
-        Kind::Keyspace => {
+        SettingKind::Keyspace => {
             [all(&["", " a", "a ", "A", "1", "a-b", &long_keyspace], "expected 1 to 48"), no_string].concat()
         }
-        Kind::Name | Kind::Audience => {
+        SettingKind::Name | SettingKind::Audience => {
             [all(&["", " ", " a", "a ", "a\nb"], "without outer space and control characters"), no_string]
                 .concat()
         }
@@ -210,24 +213,24 @@ fn wrong(kind: Kind, folder: &str) -> Vec<Wrong> {
     }
 }
 
-/// Of the kinds that are no name of anything.
-fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
+/// Wrong values of the kinds that name no file or address.
+fn wrong_value(kind: SettingKind, no_string: Vec<WrongSetting>) -> Vec<WrongSetting> {
     match kind {
-        Kind::BrokerUrl => [
+        SettingKind::BrokerUrl => [
             all(&["a", "127.0.0.1:5672", "://"], "must be a URL such as amqp://"),
             all(&["http://127.0.0.1"], "must begin with amqp:// or amqps://"),
             all(&["amqp://127.0.0.1/a/b", "amqps://127.0.0.1/%zz"], "must have the name of a vhost"),
             no_string,
         ]
         .concat(),
-        Kind::ManagementUrl => [
+        SettingKind::ManagementUrl => [
             all(&["a", "127.0.0.1:15672", "://"], "must be a URL such as http://"),
             all(&["amqp://127.0.0.1"], "must begin with http:// or https://"),
             all(&["http://127.0.0.1?a", "http://127.0.0.1#a"], "must have neither a query nor a fragment"),
             no_string,
         ]
         .concat(),
-        Kind::CollectorUrl => [
+        SettingKind::CollectorUrl => [
             all(&["a", "127.0.0.1:4318", "://"], "must be a URL such as http://"),
             all(&["grpc://127.0.0.1:4317"], "must begin with http:// or https://"),
             all(&["http://127.0.0.1:0"], "must name a host and a port"),
@@ -236,13 +239,13 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
             no_string,
         ]
         .concat(),
-        Kind::Ratio => [
+        SettingKind::Ratio => [
             all(&["", "half", "-0.1", "1.01", "nan", "50%"], "expected a number from 0 to 1"),
             toml(&["true", "[1]"], "expected a number, got a"),
             toml(&["1.5", "-1", "2"], "expected a number from 0 to 1"),
         ]
         .concat(),
-        Kind::Networks => [
+        SettingKind::Networks => [
             all(
                 &["", " ", ",", "::1,", "a", "10.0.0.1:0", "10.0.0.0/33"],
                 "expected an address or a network",
@@ -252,25 +255,25 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
             toml(&["[1]"], "expected a string, got an integer"),
         ]
         .concat(),
-        Kind::Choice(misspelt) => {
+        SettingKind::Choice(misspelt) => {
             [all(&["", " auto", "none ", "NONE", "AUTO", misspelt], " or "), no_string].concat()
         }
-        Kind::Switch => {
+        SettingKind::Switch => {
             [all(&["", " on", "off ", "ON", "of", "true", "1"], "expected on or off"), no_string].concat()
         }
-        Kind::Boolean => [
+        SettingKind::Boolean => [
             all(&["", " true", "false ", "True", "ture", "on", "1"], "expected true or false"),
             toml(&["1", "[true]"], "expected true or false, got a"),
         ]
         .concat(),
-        Kind::Duration => [
+        SettingKind::Duration => [
             all(&["", "25", " 25s", "25s ", "25 s", "-1s", "1.5s", "1d", "s"], "expected a duration such as"),
             all(&["99999999999999999999s"], "expected a duration such as"),
             all(&["25h", "18446744073709551615ms"], "must be between 0s and 24h"),
             no_string,
         ]
         .concat(),
-        Kind::Count(least, most) => {
+        SettingKind::Count(least, most) => {
             let range = format!("must be between {least} and {most}");
             let below = least.checked_sub(1).map(|below| all(&[&below.to_string()], &range));
             [
@@ -282,7 +285,7 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
             ]
             .concat()
         }
-        Kind::Limit => [
+        SettingKind::Limit => [
             all(&["", "many", "-1", "+1", "1.5", " 1", "1 "], "expected "),
             all(&["9000000000000000000"], "must be between "),
             all(&["99999999999999999999"], "99999999999999999999 is too large"),
@@ -290,7 +293,7 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
             toml(&["-1"], "got `-1`"),
         ]
         .concat(),
-        Kind::Filter => [
+        SettingKind::Filter => [
             all(&["", " ", "warning", "inof", "info,", "fanfare", "fanfare=", "fanfare=inof"], "is no level"),
             all(&["info;fanfare=debug", "a=b=info", "=info"], "is no part of the program that can log"),
             odd(&["scylla=debug"], "leaves out most lines"),
@@ -302,7 +305,7 @@ fn wrong_value(kind: Kind, no_string: Vec<Wrong>) -> Vec<Wrong> {
     }
 }
 
-/// A folder with a good file for each setting that names one, and with what is none.
+/// A folder with a valid file for each setting that names one, and with invalid ones.
 fn files() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, bytes: &[u8]| fs::write(folder.path().join(name), bytes).expect("written");
@@ -323,7 +326,12 @@ fn files() -> tempfile::TempDir {
     folder
 }
 
-fn found(folder: &Path, file: Option<&str>, variable: Option<(&str, &str)>, given: &[String]) -> Found {
+fn found(
+    folder: &Path,
+    file: Option<&str>,
+    variable: Option<(&str, &str)>,
+    given: &[String],
+) -> ConfigFindings {
     let mut given = given.to_vec();
     let is_given = |flag: &str| given.iter().any(|given| given.starts_with(flag));
     if !is_given("--data-dir=") && variable.is_none_or(|(name, _)| name != "FANFARE_DATA_DIR") {
@@ -338,7 +346,7 @@ fn found(folder: &Path, file: Option<&str>, variable: Option<(&str, &str)>, give
     let command = Command::new("test").no_binary_name(true).args(flags::arguments());
     let given = flags::Flags::of(&command.try_get_matches_from(given).expect("good flags"));
     let variable = variable.map(|(name, value)| (OsString::from(name), OsString::from(value)));
-    Found::in_all(&Loaded::of(&given, variable))
+    ConfigFindings::in_all(&LoadedConfig::of(&given, variable))
 }
 
 #[test]
@@ -364,31 +372,32 @@ fn every_setting_with_a_wrong_value_of_any_sort_is_named() {
                 Some(name) => format!("[limits]\n{name} = {value}\n"),
                 None => format!("{key} = {value}\n"),
             };
-            let mut told: Vec<(&str, Found)> = Vec::new();
+            let mut results: Vec<(&str, ConfigFindings)> = Vec::new();
             match &wrong.given {
-                Given::Toml(value) if key != "config" => {
-                    told.push((value, self::found(folder, Some(&in_file(value)), None, &beside)));
+                SettingInput::Toml(value) if key != "config" => {
+                    results.push((value, self::found(folder, Some(&in_file(value)), None, &beside)));
                 }
-                Given::Toml(_) => {}
-                Given::Text(text) => {
+                SettingInput::Toml(_) => {}
+                SettingInput::Text(text) => {
                     if key != "config" {
                         let value = toml::Value::from(text.as_str()).to_string();
-                        told.push((
+                        results.push((
                             "in the file",
                             self::found(folder, Some(&in_file(&value)), None, &beside),
                         ));
                     }
                     // An empty variable counts as not given.
                     if !text.is_empty() {
-                        told.push(("variable", self::found(folder, None, Some((&variable, text)), &beside)));
+                        results
+                            .push(("variable", self::found(folder, None, Some((&variable, text)), &beside)));
                     }
                     if let Some(own) = &own {
                         let flags = [&beside[..], &[format!("{own}{text}")]].concat();
-                        told.push(("flag", self::found(folder, None, None, &flags)));
+                        results.push(("flag", self::found(folder, None, None, &flags)));
                     }
                 }
             }
-            for (source, found) in told {
+            for (source, found) in results {
                 let said = if wrong.is_warning { &found.warnings } else { &found.mistakes };
                 let is_named = |place: &str| {
                     place == variable

@@ -1,4 +1,4 @@
-//! Who is present at other nodes.
+//! Presence items of peers: reads changes, snapshots and sync messages.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,98 +6,110 @@ use bytes::Bytes;
 use fanfare_proto::peer::v1;
 use serde_json::value::RawValue;
 
-use super::{Malformed, Peer, channel_key, client_id, connection_id};
-use crate::model::{ForwardedPresence, MemberData, MemberId, Owner, PresenceAction, ToldMember, ToldMembers};
+use super::{MalformedItem, Peer, channel_key, client_id, connection_id};
+use crate::model::{
+    ForwardedPresence, MemberData, MemberId, PresenceAction, RemoteMember, RemoteMembersPage, SessionOwner,
+};
 
-/// How a node tells another whom it has, and whether the other one knows. Parts of the channels are the bits of a word.
+/// Message of the presence sync between two nodes: snapshots and digests. Each bit of `parts` stands for one part of the channels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PresenceSaid {
-    /// It is told from here on.
-    Begun { number: u64, parts: u64 },
-    /// One of so many lanes has told all of it.
-    Ended { number: u64, lanes: u32 },
-    /// What it comes to, in the order of the parts.
+pub enum PresenceSyncMessage {
+    /// Begin of a presence snapshot of these parts.
+    SnapshotBegin { number: u64, parts: u64 },
+    /// End of the snapshot on one of `streams` streams.
+    SnapshotEnd { number: u64, streams: u32 },
+    /// Digests of the sending node's members, one for each of `parts`, in their order.
     Digests { parts: u64, digests: Vec<u64> },
-    /// What is here is to be told.
-    Asked { parts: u64 },
+    /// Request for a presence snapshot of these parts.
+    SnapshotRequest { parts: u64 },
 }
 
-/// The variable that tells a build for tests on which channel changes are to be lost on their way in.
+/// Environment variable that makes a debug build drop incoming presence changes on one channel.
 const LOST_ON: &str = "PEER_PRESENCE_LOST_ON";
 
-/// Only links that fail without a trace lose a change, which none does by itself.
+/// True if a test wants the change to be dropped. Real links never lose a change without a report.
 pub(super) fn is_to_be_lost(change: &ForwardedPresence) -> bool {
     static LOST: OnceLock<Option<String>> = OnceLock::new();
-    let told = || std::env::var(LOST_ON).ok();
-    cfg!(debug_assertions) && LOST.get_or_init(told).as_deref() == Some(change.key.channel())
+    let from_env = || std::env::var(LOST_ON).ok();
+    cfg!(debug_assertions) && LOST.get_or_init(from_env).as_deref() == Some(change.key.channel())
 }
 
-/// None for what a later minor may tell; what it leaves different is found by the digests.
-pub(super) fn changed(delta: v1::PresenceDelta, from: &Peer) -> Result<Option<ForwardedPresence>, Malformed> {
+/// Reads a presence change; None for an action of a later minor version, whose effect the digests reveal.
+pub(super) fn changed(
+    delta: v1::PresenceDelta,
+    from: &Peer,
+) -> Result<Option<ForwardedPresence>, MalformedItem> {
     use v1::presence_delta::Action;
     let action = match Action::try_from(delta.action) {
         Ok(Action::Enter) => PresenceAction::Enter,
         Ok(Action::Update) => PresenceAction::Update,
         Ok(Action::Leave) => PresenceAction::Leave,
-        Ok(Action::Unspecified) => return Err(Malformed("no action")),
+        Ok(Action::Unspecified) => return Err(MalformedItem("no action")),
         Err(_) => return Ok(None),
     };
-    let key = channel_key(delta.channel.ok_or(Malformed("no channel"))?)?;
-    let told = told(delta.member.ok_or(Malformed("no member"))?)?;
-    if action != PresenceAction::Leave && told.owner.incarnation != from.incarnation {
-        return Err(Malformed("a member of another node"));
+    let key = channel_key(delta.channel.ok_or(MalformedItem("no channel"))?)?;
+    let remote = snapshot_member(delta.member.ok_or(MalformedItem("no member"))?)?;
+    if action != PresenceAction::Leave && remote.owner.incarnation != from.incarnation {
+        return Err(MalformedItem("a member of another node"));
     }
-    Ok(Some(ForwardedPresence::new(key, action, told)))
+    Ok(Some(ForwardedPresence::new(key, action, remote)))
 }
 
-pub(super) fn members(part: v1::PresenceSnapshot, from: &Peer) -> Result<(u64, ToldMembers), Malformed> {
+pub(super) fn members(
+    part: v1::PresenceSnapshot,
+    from: &Peer,
+) -> Result<(u64, RemoteMembersPage), MalformedItem> {
     let v1::PresenceSnapshot { channel, number, after, members, last } = part;
-    let key = channel_key(channel.ok_or(Malformed("no channel"))?)?;
+    let key = channel_key(channel.ok_or(MalformedItem("no channel"))?)?;
     let after = after.map(|member| member_id(&member)).transpose()?;
-    let members = members.into_iter().map(told).collect::<Result<Vec<_>, _>>()?;
+    let members = members.into_iter().map(snapshot_member).collect::<Result<Vec<_>, _>>()?;
     let is_behind = after.is_none() || after.as_ref() < members.first().map(|first| &first.member);
     let is_sorted = members.is_sorted_by(|one, next| one.member < next.member);
     if !is_sorted || (!members.is_empty() && !is_behind) {
-        return Err(Malformed("members out of their order"));
+        return Err(MalformedItem("members out of their order"));
     }
-    Ok((number, ToldMembers::new(key, from.incarnation, after, members, last)))
+    Ok((number, RemoteMembersPage::new(key, from.incarnation, after, members, last)))
 }
 
-/// None for what a later minor may say.
-pub(super) fn said(said: v1::PresenceSaid) -> Result<Option<PresenceSaid>, Malformed> {
+/// Reads a sync message; None for a kind of a later minor version.
+pub(super) fn sync_message(said: v1::PresenceSaid) -> Result<Option<PresenceSyncMessage>, MalformedItem> {
     use v1::presence_said::Kind;
     Ok(Some(match said.kind {
-        Some(Kind::Begun(v1::PresenceBegun { number, parts })) => PresenceSaid::Begun { number, parts },
-        Some(Kind::Ended(v1::PresenceEnded { number, lanes })) => PresenceSaid::Ended { number, lanes },
+        Some(Kind::Begun(v1::PresenceBegun { number, parts })) => {
+            PresenceSyncMessage::SnapshotBegin { number, parts }
+        }
+        Some(Kind::Ended(v1::PresenceEnded { number, lanes })) => {
+            PresenceSyncMessage::SnapshotEnd { number, streams: lanes }
+        }
         Some(Kind::Digests(v1::PresenceDigests { parts, digests })) => {
             if digests.len() != parts.count_ones() as usize {
-                return Err(Malformed("not a digest for each part"));
+                return Err(MalformedItem("not a digest for each part"));
             }
-            PresenceSaid::Digests { parts, digests }
+            PresenceSyncMessage::Digests { parts, digests }
         }
-        Some(Kind::Asked(v1::PresenceAsked { parts })) => PresenceSaid::Asked { parts },
+        Some(Kind::Asked(v1::PresenceAsked { parts })) => PresenceSyncMessage::SnapshotRequest { parts },
         None => return Ok(None),
     }))
 }
 
-fn told(member: v1::Member) -> Result<ToldMember, Malformed> {
-    Ok(ToldMember {
+fn snapshot_member(member: v1::Member) -> Result<RemoteMember, MalformedItem> {
+    Ok(RemoteMember {
         member: member_id(&member)?,
-        owner: Owner { epoch: member.epoch, incarnation: member.incarnation },
+        owner: SessionOwner { epoch: member.epoch, incarnation: member.incarnation },
         data: member.data.map(data).transpose()?.flatten(),
         timestamp_ms: member.timestamp_ms,
     })
 }
 
-fn member_id(member: &v1::Member) -> Result<MemberId, Malformed> {
+fn member_id(member: &v1::Member) -> Result<MemberId, MalformedItem> {
     let (connection_id, client_id) = (connection_id(&member.connection_id)?, client_id(&member.client_id)?);
     Ok(MemberId { connection_id, client_id })
 }
 
-/// Subscribers get it as it stands.
-fn data(text: Bytes) -> Result<MemberData, Malformed> {
-    let text = String::from_utf8(text.into()).map_err(|_| Malformed("data that is no text"))?;
-    let data = RawValue::from_string(text).map_err(|_| Malformed("data that is no JSON"))?;
+/// Checks that member data is JSON, since subscribers receive the text unchanged.
+fn data(text: Bytes) -> Result<MemberData, MalformedItem> {
+    let text = String::from_utf8(text.into()).map_err(|_| MalformedItem("data that is no text"))?;
+    let data = RawValue::from_string(text).map_err(|_| MalformedItem("data that is no JSON"))?;
     Ok(Some(Arc::from(data)))
 }
 
@@ -149,7 +161,7 @@ mod tests {
             (v1::PresenceDelta { member: bad(b"{"), ..good(Enter) }, "data that is no JSON"),
             (v1::PresenceDelta { member: bad(b"\"\xff\""), ..good(Enter) }, "data that is no text"),
         ] {
-            assert_eq!(changed(delta, &from()).err(), Some(Malformed(fault)));
+            assert_eq!(changed(delta, &from()).err(), Some(MalformedItem(fault)));
         }
     }
 

@@ -1,9 +1,9 @@
 use fanfare_proto::peer::Items;
 
-use super::super::link::Item;
+use super::super::link::PeerItem;
 use super::*;
 
-/// Each fault alone, in what is taken without it.
+/// Changes a valid item by one fault at a time.
 #[test]
 fn malformed_items_of_a_peer_are_named() {
     let good = || v1::Forward {
@@ -38,7 +38,7 @@ fn malformed_items_of_a_peer_are_named() {
             "a message that is no JSON object",
         ),
     ] {
-        assert_eq!(forwarded(forward.clone()), Err(Malformed(fault)), "{forward:?}");
+        assert_eq!(forwarded(forward.clone()), Err(MalformedItem(fault)), "{forward:?}");
     }
 }
 
@@ -65,11 +65,13 @@ fn position_between_nodes_may_exceed_incarnations_for_clients() {
     assert_eq!(position.to_string(), "~", "a client is given no such text");
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::stored("room"));
     for asked in [
-        Request::Refill { key: key.clone(), after: position.clone(), back_ms: 5 },
-        Request::HandOver { key: key.clone(), after: Some(position.clone()) },
+        PeerRequest::Backfill { key: key.clone(), after: position.clone(), back_ms: 5 },
+        PeerRequest::FetchReplay { key: key.clone(), after: Some(position.clone()) },
     ] {
-        let item =
-            Items::new(Item::request(1, &asked).encoded()).next().expect("an item").expect("it can be read");
+        let item = Items::new(PeerItem::request(1, &asked).encoded())
+            .next()
+            .expect("an item")
+            .expect("it can be read");
         let Some(v1::item::Kind::Request(v1::Request { kind: Some(kind), .. })) = item.kind else {
             panic!("it is no request")
         };
@@ -81,8 +83,8 @@ fn position_between_nodes_may_exceed_incarnations_for_clients() {
 fn handoff_with_more_incarnations_than_the_limit_is_refused() {
     let stamps = |count| (1..=count).map(|incarnation| v1::Stamp { incarnation, sequence: 1 }).collect();
     let taken = |begin: u64, end: u64| {
-        let whole = v1::HandedOver { complete: true, ..v1::HandedOver::default() };
-        handed_over(v1::HandedOver { begin: stamps(begin), end: stamps(end), ..whole })
+        let whole = v1::ReplayBuffer { complete: true, ..v1::ReplayBuffer::default() };
+        replay_handoff(v1::ReplayBuffer { begin: stamps(begin), end: stamps(end), ..whole })
             .is_ok_and(|handed| handed.is_some())
     };
     let most = Serial::RUNS_MAX as u64;

@@ -1,4 +1,4 @@
-//! The side of a lane that takes: the listener, who may speak, and what each peer has sent so far.
+//! Receiving side of peer streams: the listener, the check of peers, and the progress of each stream.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,34 +15,35 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tonic::{Status, Streaming};
 
-use super::grpc::{self, Connections};
-use super::handshakes::{Handshakes, Place};
-use super::{CONNECT, Common, SILENCE};
+use super::grpc::{self, PeerConnectionExecutor};
+use super::handshakes::{HandshakeSlot, Handshakes};
+use super::{CONNECT, LinkContext, SILENCE};
 use crate::cluster::inbound::{self, Inbound, Peer};
-use crate::pulse;
+use crate::stall_detector;
 use crate::tasks::OnStop;
-use crate::telemetry::{OFTEN, PeerRefusal};
+use crate::telemetry::{PeerRefusal, RATE_LIMITED};
 
-/// Connections of peers; whoever comes beyond is closed, and tries again.
+/// Connections of peers. A further connection is closed, and its peer tries again.
 const CONNECTIONS_MAX: usize = 1024;
-/// Lanes that are remembered, open or not; the longest unused goes, and where all are open a further one is refused.
-const LANES_KEPT_MAX: usize = 2048;
+/// Inbound streams that are remembered, open or closed. The stream that is unused for longest is forgotten; if all are open, a further one
+/// is refused.
+const STREAMS_KEPT_MAX: usize = 2048;
 const NODE_ID_BYTES_MAX: usize = 256;
-/// An ack waits for this node so long at least, as long as the lane is open and its sender has kept what it held: what came
-/// before is here. The rest of that time is for the way of a ping.
-const WHOLE_WITHIN: Duration = Duration::from_millis(800);
+/// A peer waits at least this long for this node's ack before it acknowledges a publish without it, as long as the stream is open. So what
+/// the peer acknowledged has arrived here if its last ping is younger than this, less the wait that the ping reports.
+const CONTIGUOUS_WITHIN: Duration = Duration::from_millis(800);
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// Never returns. What cannot be accepted leaves the others alone.
-pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
-    let lanes = Arc::new(Lanes::default());
+/// Accepts peers. Never returns. A connection that cannot be accepted does not affect the others.
+pub(super) async fn listen(listener: TcpListener, common: Arc<LinkContext>) {
+    let lanes = Arc::new(InboundStreams::default());
     let handshakes = Handshakes::new();
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let (socket, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(target: OFTEN, %error, "a peer's connection cannot be accepted");
+                tracing::warn!(target: RATE_LIMITED, %error, "a peer's connection cannot be accepted");
                 sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -59,10 +60,10 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<Common>) {
 
 async fn serve(
     socket: TcpStream,
-    place: Place,
+    place: HandshakeSlot,
     connections: Arc<Semaphore>,
-    common: Arc<Common>,
-    lanes: Arc<Lanes>,
+    common: Arc<LinkContext>,
+    lanes: Arc<InboundStreams>,
 ) {
     let acceptor = TlsAcceptor::from(Arc::clone(&common.tls.server));
     let accepted = match socket.set_nodelay(true) {
@@ -77,51 +78,52 @@ async fn serve(
         None => return PeerRefusal::TooMany.count("handshakes of its source"),
     };
     let Ok(_connection) = connections.try_acquire() else { return PeerRefusal::TooMany.count("connections") };
-    let connections = Connections { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
+    let connections =
+        PeerConnectionExecutor { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
     grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&lanes)))
         .await;
 }
 
-/// What each lane of each run of a peer has sent.
+/// Progress of every inbound stream, by incarnation of the peer and stream number.
 #[derive(Default)]
-pub(in crate::cluster) struct Lanes(Mutex<HashMap<(u64, u32), Arc<Lane>>>);
+pub(in crate::cluster) struct InboundStreams(Mutex<HashMap<(u64, u32), Arc<InboundStream>>>);
 
-struct Lane {
+struct InboundStream {
     used: Mutex<Instant>,
-    taken: Mutex<Taken>,
+    taken: Mutex<InboundProgress>,
 }
 
-/// Held while a batch is handed on, so that an older stream of the same lane cannot come between.
+/// Locked while a batch is passed on, so that an older attempt of the same stream cannot interleave.
 #[derive(Default)]
-struct Taken {
-    /// The stream that speaks for the lane; an older one may still hold frames.
-    stream: u64,
+struct InboundProgress {
+    /// The current attempt of this stream; frames of an older attempt are refused.
+    attempt: u64,
     sequence: u64,
 }
 
-impl Lanes {
-    fn find(&self, incarnation: u64, lane: u32) -> Result<Arc<Lane>, Status> {
+impl InboundStreams {
+    fn find(&self, incarnation: u64, lane: u32) -> Result<Arc<InboundStream>, Status> {
         let mut lanes = self.0.lock();
-        if lanes.len() >= LANES_KEPT_MAX && !lanes.contains_key(&(incarnation, lane)) {
+        if lanes.len() >= STREAMS_KEPT_MAX && !lanes.contains_key(&(incarnation, lane)) {
             let unused = lanes.iter().filter(|(_, lane)| Arc::strong_count(lane) == 1);
             let oldest = unused.min_by_key(|(_, lane)| *lane.used.lock()).map(|(key, _)| *key);
             let oldest = oldest.ok_or_else(|| Status::resource_exhausted("too many lanes are open here"))?;
             lanes.remove(&oldest);
         }
-        let lane = lanes
-            .entry((incarnation, lane))
-            .or_insert_with(|| Arc::new(Lane { used: Mutex::new(Instant::now()), taken: Mutex::default() }));
+        let lane = lanes.entry((incarnation, lane)).or_insert_with(|| {
+            Arc::new(InboundStream { used: Mutex::new(Instant::now()), taken: Mutex::default() })
+        });
         *lane.used.lock() = Instant::now();
         Ok(Arc::clone(lane))
     }
 
-    /// A stream begins to speak for a lane of the peer that says hello.
+    /// Opens an attempt of a peer's stream after its hello.
     pub(in crate::cluster) fn open(
         &self,
         hello: v1::Hello,
         own: &Peer,
         inbound: &dyn Inbound,
-    ) -> Result<(OpenLane, v1::Hello), Status> {
+    ) -> Result<(OpenInboundStream, v1::Hello), Status> {
         if hello.major != MAJOR {
             return Err(other_major(hello.major));
         }
@@ -132,12 +134,12 @@ impl Lanes {
             return Err(Status::failed_precondition("this is the node itself"));
         }
         if hello.to != own.incarnation {
-            return Err(Status::failed_precondition(super::ANOTHER_RUN));
+            return Err(Status::failed_precondition(super::ANOTHER_INCARNATION));
         }
         let lane = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
         let mut taken = lane.taken.lock();
-        taken.stream += 1;
+        taken.attempt += 1;
         let before = hello.next.saturating_sub(1);
         if before > taken.sequence {
             lost(&peer, inbound);
@@ -152,20 +154,27 @@ impl Lanes {
             taken: taken.sequence,
             ..v1::Hello::default()
         };
-        let stream = taken.stream;
+        let stream = taken.attempt;
         drop(taken);
-        Ok((OpenLane { peer, number: hello.lane, lane, stream }, answer))
+        Ok((OpenInboundStream { peer, number: hello.lane, inbound_stream: lane, attempt: stream }, answer))
     }
 }
 
-/// The answers of a lane. Reading is part of making them: a peer that takes no answers is not read either.
+/// The answers to a peer. The stream reads only when an answer is pulled, so a peer that takes no answers is not read either.
 fn taking(
     frames: Streaming<v1::Frame>,
-    common: Arc<Common>,
-    lanes: Arc<Lanes>,
+    common: Arc<LinkContext>,
+    lanes: Arc<InboundStreams>,
 ) -> impl Stream<Item = Result<v1::Frame, Status>> + Send + 'static {
-    let taking =
-        Taking { frames, common, lanes, open: None, pinged: None, ending: Ending::Broken, over: false };
+    let taking = InboundStreamReader {
+        frames,
+        common,
+        streams: lanes,
+        open: None,
+        pinged: None,
+        ending: StreamEnd::Broken,
+        over: false,
+    };
     stream::unfold(taking, |mut taking| async move {
         if taking.over {
             return None;
@@ -176,54 +185,54 @@ fn taking(
     })
 }
 
-struct Taking {
+struct InboundStreamReader {
     frames: Streaming<v1::Frame>,
-    common: Arc<Common>,
-    lanes: Arc<Lanes>,
-    open: Option<OpenLane>,
-    /// When the last ping came, and how long something had waited at the peer by then.
+    common: Arc<LinkContext>,
+    streams: Arc<InboundStreams>,
+    open: Option<OpenInboundStream>,
+    /// Arrival of the last ping, and how long the peer's oldest item had waited by then.
     pinged: Option<(Instant, Duration)>,
-    ending: Ending,
+    ending: StreamEnd,
     over: bool,
 }
 
-/// Why nothing more comes over a stream.
+/// The reason why nothing more arrives over a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cluster) enum Ending {
-    /// As when the process of the peer has died.
+pub(in crate::cluster) enum StreamEnd {
+    /// Connection broken, as when the process of the peer has ended.
     Broken,
-    /// The peer may live on.
+    /// No frame within the time limit. The peer may still run.
     Silent,
-    /// By the peer, which may live on: it has lost what the lane held, and acknowledged it by that.
+    /// Stream ended by the peer, which may still run: it has dropped the queue, and acknowledged publishes without this node.
     Ended,
 }
 
-pub(in crate::cluster) struct OpenLane {
+pub(in crate::cluster) struct OpenInboundStream {
     peer: Peer,
     number: u32,
-    lane: Arc<Lane>,
-    stream: u64,
+    inbound_stream: Arc<InboundStream>,
+    attempt: u64,
 }
 
-impl Taking {
-    /// None when the peer has ended the lane.
+impl InboundStreamReader {
+    /// The next answer. None when the peer has ended the stream.
     async fn answer(&mut self) -> Result<Option<Kind>, Status> {
         loop {
             let Ok(frame) = timeout(SILENCE, self.frames.message()).await else {
-                self.ending = Ending::Silent;
+                self.ending = StreamEnd::Silent;
                 return Err(Status::deadline_exceeded("the peer is silent"));
             };
-            pulse::pass();
+            stall_detector::halt_if_stalled();
             let Some(frame) = frame? else {
-                self.ending = Ending::Ended;
+                self.ending = StreamEnd::Ended;
                 return Ok(None);
             };
             let answer = match (&self.open, frame.kind) {
                 (None, Some(Kind::Hello(hello))) => {
-                    let opened = self.lanes.open(hello, &self.common.own, &*self.common.inbound);
+                    let opened = self.streams.open(hello, &self.common.own, &*self.common.inbound);
                     let (open, answer) =
                         opened.inspect_err(|status| PeerRefusal::Stream.count(status.message()))?;
-                    self.common.inbound.lane_opened(&open.peer, open.number);
+                    self.common.inbound.stream_opened(&open.peer, open.number);
                     self.open = Some(open);
                     Kind::Hello(answer)
                 }
@@ -235,7 +244,7 @@ impl Taking {
                     self.pinged = ping.waits_ms.map(|ms| (Instant::now(), Duration::from_millis(ms)));
                     Kind::Pong(v1::Pong { number: ping.number })
                 }
-                // It came with a later minor.
+                // The kind of a later minor version.
                 (Some(_), _) => continue,
             };
             return Ok(Some(answer));
@@ -243,33 +252,34 @@ impl Taking {
     }
 }
 
-impl Drop for Taking {
+impl Drop for InboundStreamReader {
     fn drop(&mut self) {
-        let Some(open) = self.open.take().filter(OpenLane::is_current) else { return };
-        // What the peer has acknowledged for more than that time is here.
-        let is_recent = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < WHOLE_WITHIN;
-        let is_whole = self.ending.may_be_whole() && self.pinged.as_ref().is_some_and(is_recent);
-        self.common.inbound.lane_ended(&open.peer, open.number, is_whole);
+        let Some(open) = self.open.take().filter(OpenInboundStream::is_current) else { return };
+        // Every item that the peer acknowledged more than this time ago has arrived.
+        let is_recent = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < CONTIGUOUS_WITHIN;
+        let is_whole = self.ending.may_be_contiguous() && self.pinged.as_ref().is_some_and(is_recent);
+        self.common.inbound.stream_ended(&open.peer, open.number, is_whole);
     }
 }
 
-impl Ending {
-    /// Otherwise the peer may have acknowledged what has not come, however short ago its last ping is.
-    pub(in crate::cluster) fn may_be_whole(self) -> bool {
+impl StreamEnd {
+    /// True if nothing that the peer has acknowledged may be missing. After any other end the peer may have acknowledged items that never
+    /// arrived, however recent its last ping is.
+    pub(in crate::cluster) fn may_be_contiguous(self) -> bool {
         self == Self::Broken
     }
 }
 
-impl OpenLane {
-    /// No other stream speaks for the lane.
+impl OpenInboundStream {
+    /// True if no newer attempt of the stream is open.
     pub(in crate::cluster) fn is_current(&self) -> bool {
-        self.lane.taken.lock().stream == self.stream
+        self.inbound_stream.taken.lock().attempt == self.attempt
     }
 
-    /// Up to which batch all are taken.
+    /// Passes a batch on. Returns the sequence up to which all batches have been received.
     pub(in crate::cluster) fn take(&self, batch: v1::Batch, inbound: &dyn Inbound) -> Result<u64, Status> {
-        let mut taken = self.lane.taken.lock();
-        if taken.stream != self.stream {
+        let mut taken = self.inbound_stream.taken.lock();
+        if taken.attempt != self.attempt {
             return Err(Status::aborted("the lane was opened again"));
         }
         if batch.sequence <= taken.sequence {
@@ -279,7 +289,7 @@ impl OpenLane {
             lost(&self.peer, inbound);
         }
         taken.sequence = batch.sequence;
-        inbound.batch_came(batch.items.len());
+        inbound.batch_received(batch.items.len());
         let (mut is_bad, mut has_panicked) = (false, false);
         for item in Items::new(batch.items) {
             let take = |item| catch_unwind(AssertUnwindSafe(|| inbound::take(item, &self.peer, inbound)));
@@ -291,23 +301,23 @@ impl OpenLane {
                 }
                 Err(error) => Some(error.to_string()),
             };
-            // Sent again it would be no better, so it counts as lost: once for all of them, since that concerns every channel.
+            // Sent again the item would be no better, so it counts as lost: once for all of them, since the loss concerns every channel.
             if let Some(reason) = bad {
-                tracing::warn!(target: OFTEN, peer = &*self.peer.node_id, reason, "a peer's item was dropped");
+                tracing::warn!(target: RATE_LIMITED, peer = &*self.peer.node_id, reason, "a peer's item was dropped");
                 is_bad = true;
             }
         }
         if is_bad {
             lost(&self.peer, inbound);
         }
-        // The same may come again, and then it waits for the next attempt of the peer.
+        // The same item may panic again, and then waits for the next attempt of the peer.
         if has_panicked { Err(Status::internal("an item panicked")) } else { Ok(taken.sequence) }
     }
 }
 
 fn lost(peer: &Peer, inbound: &dyn Inbound) {
     metrics::counter!("fanfare_peer_continuity_lost_total").increment(1);
-    tracing::warn!(target: OFTEN, peer = &*peer.node_id, "items of a peer are lost");
+    tracing::warn!(target: RATE_LIMITED, peer = &*peer.node_id, "items of a peer are lost");
     inbound.continuity_lost(peer);
 }
 

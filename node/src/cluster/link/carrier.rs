@@ -1,27 +1,27 @@
-//! What carries items to other nodes.
+//! Interface of the links that carry items to peers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Item, PeerAddr, Receipt};
+use super::{PeerAck, PeerAddr, PeerItem};
 
-/// What a peer has not acknowledged yet, waiting or sent.
+/// Items that a peer has not acknowledged yet, queued or sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerLag {
     pub node_id: Arc<str>,
     pub items: usize,
     pub bytes: usize,
-    /// How long the oldest of it has waited.
+    /// Time that the oldest of the items has waited.
     pub oldest: Duration,
 }
 
 impl PeerLag {
-    /// Nothing waits for the peer.
+    /// No items wait for the peer.
     pub fn none(node_id: Arc<str>) -> Self {
         Self { node_id, items: 0, bytes: 0, oldest: Duration::ZERO }
     }
 
-    /// Adds what waits elsewhere for the same peer.
+    /// Adds items that wait in another queue for the same peer.
     pub fn add(&mut self, items: usize, bytes: usize, oldest: Duration) {
         self.items += items;
         self.bytes += bytes;
@@ -29,23 +29,23 @@ impl PeerLag {
     }
 }
 
-/// What carries items to other nodes: [`Links`], or a simulation of them.
+/// Links that carry items to peers: [`GrpcPeerLinks`], or a simulation of them.
 pub trait PeerLinks: Send + Sync + 'static {
-    /// The members as they are now, without this node. Who is new is linked to; who is missing is left, with what
-    /// waits for it. A node that has started again has another incarnation and is another member.
+    /// Sets the current members, without this node. New members are dialled. Links to members that are missing are dropped, with their
+    /// queues. A node that restarted has another incarnation and is another member.
     fn set_peers(&self, peers: Vec<PeerAddr>);
 
-    /// How many lanes there are to each peer.
-    fn lanes(&self) -> usize;
+    /// Number of peer streams to each peer.
+    fn stream_count(&self) -> usize;
 
-    /// Puts an item into the queue of a peer and returns at once. `channel_hash` chooses the lane, by its remainder: the
-    /// same for all of a channel.
-    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt;
+    /// Puts an item into the queue of a peer and returns at once. The remainder of `channel_hash` chooses the peer stream: all items of a
+    /// channel take the same one.
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &PeerItem) -> PeerAck;
 
-    /// Whether all lanes to the peer are open: a receipt may be waited for.
+    /// True if all streams to the peer are open, so that an ack may be waited for.
     fn is_up(&self, incarnation: u64) -> bool;
 
-    /// What each peer has not acknowledged.
+    /// Unacknowledged items of each peer.
     fn lags(&self) -> Vec<PeerLag> {
         Vec::new()
     }

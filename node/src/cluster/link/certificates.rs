@@ -1,4 +1,4 @@
-//! Who is a peer: mutual TLS 1.3, with certificates of the operator or such as follow from the cluster key.
+//! Authentication of peers: mutual TLS 1.3, with certificates of the operator or certificates derived from the cluster key.
 
 use std::fmt;
 use std::path::Path;
@@ -25,23 +25,23 @@ use crate::cluster::ClusterKey;
 pub const SERVER_NAME: &str = "peer.fanfare.internal";
 
 const ALPN: &[u8] = b"h2";
-/// What the keys of the CAs are derived for.
+/// Context string from which the keys of the CAs are derived.
 const CA_PURPOSE: &str = "peer ca ed25519";
-/// PKCS#8 of an Ed25519 key up to its 32 bytes.
+/// Start of the PKCS#8 form of an Ed25519 key, before its 32 bytes.
 const ED25519_PKCS8: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
-/// The files of an operator's own certificates, in PEM.
+/// Files with an operator's own certificates, in PEM.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerFiles<'a> {
-    /// The node's chain, its own certificate first. It must name [`SERVER_NAME`] and serve both sides.
+    /// The node's chain, its own certificate first. The certificate must name [`SERVER_NAME`] and allow both client and server use.
     pub certificate: &'a Path,
     pub key: &'a Path,
-    /// All CAs that are trusted; one of them must vouch for the node's own certificate.
+    /// All trusted CAs. One of them must have issued the node's own certificate.
     pub ca: &'a Path,
 }
 
-/// Which of them.
+/// One of the operator's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerFile {
     Certificate,
@@ -49,10 +49,10 @@ pub enum PeerFile {
     Ca,
 }
 
-/// Why there are no certificates to meet peers with. It never holds anything of a key.
+/// The reason why there are no certificates for peers. Never holds anything of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerTlsError {
-    /// None where there are no files.
+    /// The file that was refused; none without files.
     pub file: Option<PeerFile>,
     reason: String,
 }
@@ -65,7 +65,7 @@ impl fmt::Display for PeerTlsError {
 
 impl std::error::Error for PeerTlsError {}
 
-/// Both sides of TLS between nodes. Nothing is resumed, so that a key that was taken away ends with its links.
+/// TLS configuration of both sides. No sessions are resumed, so that a key that was withdrawn ends with its links.
 #[derive(Clone)]
 pub struct PeerTls {
     pub(super) server: Arc<ServerConfig>,
@@ -73,8 +73,8 @@ pub struct PeerTls {
 }
 
 impl PeerTls {
-    /// From the lines of the cluster key: each has a CA that all nodes with that line derive alike. All are trusted,
-    /// and the first signs a certificate with a fresh key, which lives as long as this node.
+    /// Builds certificates from the lines of the cluster key. Each line yields a CA that all nodes with that line derive alike. All of
+    /// these CAs are trusted. The first one signs a certificate with a fresh key, which lives as long as this node.
     ///
     /// # Errors
     /// The system has no random bytes for the key.
@@ -97,7 +97,7 @@ impl PeerTls {
         Self::of(Arc::new(roots), vec![certificate.der().clone()], key.into()).map_err(unusable)
     }
 
-    /// From files of the operator, which are read once. A certificate that other nodes with the same CAs would refuse is refused.
+    /// Reads the operator's files once. Refuses a certificate that other nodes with the same CAs would refuse.
     pub fn open(files: PeerFiles<'_>, now_ms: u64) -> Result<Self, PeerTlsError> {
         let read = |file: PeerFile| {
             std::fs::read(files.path(file)).map_err(|error| {
@@ -118,7 +118,7 @@ impl PeerTls {
             roots.add(ca).map_err(|_| files.refused(PeerFile::Ca, "holds what is no CA"))?;
         }
         let chain = certificates(PeerFile::Certificate)?;
-        // The parser's own words could repeat a line of the key.
+        // The parser's error text could repeat a line of the key.
         let key = PrivateKeyDer::from_pem_slice(&read(PeerFile::Key)?)
             .map_err(|_| files.refused(PeerFile::Key, "holds no private key in PEM"))?;
         let roots = Arc::new(roots);
@@ -204,7 +204,7 @@ fn meets_itself(
     of_clients(roots)?.verify_client_cert(own, between, now).map(drop)
 }
 
-/// The CA that follows from what one line derives. Its name and key are what nodes compare; the rest is each node's own.
+/// The CA that one line of the key yields. Nodes compare its name and key; the rest may differ from node to node.
 fn authority(seed: &[u8; 32]) -> Result<(Issuer<'static, KeyPair>, CertificateDer<'static>), PeerTlsError> {
     let mut pkcs8 = [0; 48];
     pkcs8[..16].copy_from_slice(&ED25519_PKCS8);
@@ -221,7 +221,7 @@ fn authority(seed: &[u8; 32]) -> Result<(Issuer<'static, KeyPair>, CertificateDe
 
 #[cfg(test)]
 impl PeerTls {
-    /// What trusts the nodes of this key.
+    /// Root certificates that trust the nodes of this key.
     pub(super) fn roots_of(key: &ClusterKey) -> RootCertStore {
         let mut roots = RootCertStore::empty();
         for seed in key.derive(CA_PURPOSE, b"") {

@@ -1,4 +1,4 @@
-//! The side of a lane that has something to send: it connects, sends what waits, and keeps it until it is confirmed.
+//! Sending side of peer streams: connects, sends queued items, and keeps them until the peer acknowledges them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
 use super::certificates::SERVER_NAME;
-use super::grpc::{self, Connections};
-use super::queue::{Pull, Queue};
-use super::{CONNECT, Common, PING, PING_UNTIL_UP, PeerLag, RETRY, SILENCE};
+use super::grpc::{self, PeerConnectionExecutor};
+use super::queue::{BatchPull, PeerQueue};
+use super::{CONNECT, LinkContext, PING, PING_UNTIL_UP, PeerLag, RETRY, SILENCE};
 use crate::cluster::inbound::Peer;
-use crate::pulse;
+use crate::stall_detector;
 
-/// One run of a peer, as long as it is a member.
-pub(super) struct Link {
+/// The link to one incarnation of a peer, as long as the peer is a member.
+pub(super) struct PeerLink {
     pub(super) peer: Peer,
     pub(super) addr: Mutex<SocketAddr>,
-    pub(super) lanes: Vec<Arc<Queue>>,
-    /// How many lanes are open.
+    pub(super) queues: Vec<Arc<PeerQueue>>,
+    /// Number of open streams.
     pub(super) open: AtomicUsize,
-    /// Held while a change is reported, so that reports are in order.
+    /// Locked while a change of the link is reported, so that reports stay in order.
     pub(super) reporting: Mutex<()>,
-    /// The peer is no member any more.
+    /// True once the peer has left the membership.
     pub(super) is_left: AtomicBool,
     pub(super) end: CancellationToken,
 }
 
-impl Link {
+impl PeerLink {
     pub(super) fn is_up(&self) -> bool {
-        self.open.load(Ordering::Relaxed) == self.lanes.len()
+        self.open.load(Ordering::Relaxed) == self.queues.len()
     }
 
-    /// Of all its lanes.
+    /// Unacknowledged items of all streams of this link.
     pub(super) fn lag(&self) -> PeerLag {
         let mut lag = PeerLag::none(Arc::clone(&self.peer.node_id));
-        for lane in &self.lanes {
+        for lane in &self.queues {
             let (items, bytes) = lane.held();
             lag.add(items, bytes, lane.waits());
         }
@@ -58,24 +58,24 @@ impl Link {
         self.end.cancel();
     }
 
-    /// Nobody is to be warned that its lanes end, or are not opened.
-    fn is_given_up(&self, common: &Common) -> bool {
+    /// True if the link is being given up, so that its failures need no warning.
+    fn is_given_up(&self, common: &LinkContext) -> bool {
         self.is_left.load(Ordering::Relaxed) || common.tasks.stopping().is_cancelled()
     }
 
-    fn opened(&self, common: &Common) {
+    fn opened(&self, common: &LinkContext) {
         let _reporting = self.reporting.lock();
-        if self.open.fetch_add(1, Ordering::Relaxed) + 1 == self.lanes.len() {
+        if self.open.fetch_add(1, Ordering::Relaxed) + 1 == self.queues.len() {
             tracing::info!(peer = &*self.peer.node_id, "link to a peer is up");
             common.inbound.link(&self.peer, true);
         }
     }
 
-    fn closed(&self, common: &Common, reason: &Status) {
+    fn closed(&self, common: &LinkContext, reason: &Status) {
         let _reporting = self.reporting.lock();
-        if self.open.fetch_sub(1, Ordering::Relaxed) == self.lanes.len() {
+        if self.open.fetch_sub(1, Ordering::Relaxed) == self.queues.len() {
             let peer = &*self.peer.node_id;
-            // The connection may end before the task that reads it.
+            // The connection may end before the task that reads from it.
             match reason.code() == Code::Cancelled || self.is_given_up(common) {
                 true => tracing::info!(peer, "link to a peer is left"),
                 false => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
@@ -85,22 +85,22 @@ impl Link {
     }
 }
 
-/// Ends the count of an open lane in whatever way its task ends.
-struct Open<'a> {
-    link: &'a Link,
-    common: &'a Common,
+/// Counts a stream as open, and uncounts it however its task ends.
+struct OpenStreamGuard<'a> {
+    link: &'a PeerLink,
+    common: &'a LinkContext,
     reason: Status,
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenStreamGuard<'_> {
     fn drop(&mut self) {
         self.link.closed(self.common, &self.reason);
     }
 }
 
-/// Never returns by itself: each attempt has a fresh socket.
-pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
-    let mut told = String::new();
+/// Keeps one stream open. Never returns by itself. Each attempt uses a fresh socket.
+pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<LinkContext>) {
+    let mut logged = String::new();
     loop {
         let end = link.end.child_token();
         let _end = end.clone().drop_guard();
@@ -109,20 +109,21 @@ pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("it did not answer in time")));
         match opened {
             Ok(frames) => {
-                told.clear();
+                logged.clear();
                 link.opened(&common);
-                let mut open = Open { link: &link, common: &common, reason: Status::cancelled("it is left") };
-                open.reason = listen(frames, &link.lanes[lane]).await;
+                let mut open =
+                    OpenStreamGuard { link: &link, common: &common, reason: Status::cancelled("it is left") };
+                open.reason = listen(frames, &link.queues[lane]).await;
             }
-            // A peer that is away for long is one line, not one for each attempt.
-            Err(error) if error.message() == told || link.is_given_up(&common) => {}
+            // An unreachable peer is logged once, not once for each attempt.
+            Err(error) if error.message() == logged || link.is_given_up(&common) => {}
             Err(error) => {
-                error.message().clone_into(&mut told);
+                error.message().clone_into(&mut logged);
                 let peer = &*link.peer.node_id;
-                // It was started anew, and gossip is about to say so.
-                match told == super::ANOTHER_RUN {
-                    true => tracing::info!(peer, lane, reason = told, "no link to a peer"),
-                    false => tracing::warn!(peer, lane, reason = told, "no link to a peer"),
+                // The peer restarted, and gossip is about to report that.
+                match logged == super::ANOTHER_INCARNATION {
+                    true => tracing::info!(peer, lane, reason = logged, "no link to a peer"),
+                    false => tracing::warn!(peer, lane, reason = logged, "no link to a peer"),
                 }
             }
         }
@@ -131,9 +132,9 @@ pub(super) async fn keep(link: Arc<Link>, lane: usize, common: Arc<Common>) {
 }
 
 async fn open(
-    link: &Arc<Link>,
+    link: &Arc<PeerLink>,
     lane: usize,
-    common: &Common,
+    common: &LinkContext,
     end: CancellationToken,
 ) -> Result<Streaming<v1::Frame>, Status> {
     let addr = *link.addr.lock();
@@ -149,7 +150,7 @@ async fn open(
         )),
         false => failed(error),
     })?;
-    let queue = &link.lanes[lane];
+    let queue = &link.queues[lane];
     let (start, started) = oneshot::channel();
     let hello = v1::Hello {
         major: MAJOR,
@@ -161,13 +162,16 @@ async fn open(
         taken: 0,
         to: link.peer.incarnation,
     };
-    let outgoing =
-        Outgoing { link: Arc::clone(link), queue: Arc::clone(queue), step: Step::Hello(hello, started) };
+    let outgoing = OutboundFrames {
+        link: Arc::clone(link),
+        queue: Arc::clone(queue),
+        step: OutboundStep::Hello(hello, started),
+    };
     let frames = stream::unfold(outgoing, |mut outgoing| async move {
         let kind = outgoing.next().await?;
         Some((v1::Frame { kind: Some(kind) }, outgoing))
     });
-    let connections = Connections { tasks: Arc::clone(&common.tasks), end };
+    let connections = PeerConnectionExecutor { tasks: Arc::clone(&common.tasks), end };
     let mut frames = grpc::open(socket, connections, frames).await?;
     let Some(v1::Frame { kind: Some(Kind::Hello(hello)) }) = frames.message().await? else {
         return Err(Status::failed_precondition("it does not begin with hello"));
@@ -176,9 +180,9 @@ async fn open(
         return Err(super::accept::other_major(hello.major));
     }
     if hello.incarnation != link.peer.incarnation {
-        return Err(Status::failed_precondition(super::ANOTHER_RUN));
+        return Err(Status::failed_precondition(super::ANOTHER_INCARNATION));
     }
-    // The stream waits for it, unless it is gone again.
+    // The stream waits for this answer, unless it has ended.
     let _ = start.send(queue.open(hello.taken));
     Ok(frames)
 }
@@ -188,16 +192,16 @@ fn is_untrusted(error: &std::io::Error) -> bool {
     matches!(error, Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Reads what the peer answers; why it ended.
-async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
+/// Reads the peer's answers. Returns the reason why they ended.
+async fn listen(mut frames: Streaming<v1::Frame>, queue: &PeerQueue) -> Status {
     loop {
         match timeout(SILENCE, frames.message()).await {
             Err(_) => return Status::deadline_exceeded("it is silent"),
             Ok(Err(status)) => return status,
             Ok(Ok(None)) => return Status::unavailable("it ended the lane"),
             Ok(Ok(Some(frame))) => {
-                pulse::pass();
-                // A pong says no more than that it came; what is unknown came with a later minor.
+                stall_detector::halt_if_stalled();
+                // A pong needs no handling, and an unknown frame is of a later minor version.
                 if let Some(Kind::Confirm(confirm)) = frame.kind {
                     queue.confirm(confirm.sequence);
                 }
@@ -206,26 +210,27 @@ async fn listen(mut frames: Streaming<v1::Frame>, queue: &Queue) -> Status {
     }
 }
 
-/// The frames of a lane, made when the connection has room for them.
-struct Outgoing {
-    link: Arc<Link>,
-    queue: Arc<Queue>,
-    step: Step,
+/// Frames of one stream, made when the connection has room for them.
+struct OutboundFrames {
+    link: Arc<PeerLink>,
+    queue: Arc<PeerQueue>,
+    step: OutboundStep,
 }
 
-enum Step {
+enum OutboundStep {
     Hello(v1::Hello, oneshot::Receiver<u64>),
     Answer(oneshot::Receiver<u64>),
-    Open { stream: u64, ping_at: Instant, pings: u64, awaited: Awaited },
+    Open { attempt: u64, ping_at: Instant, pings: u64, awaited: AwaitedSince },
     Over,
 }
 
-/// Since when acks wait for the receipts of what a lane is given.
+/// Start of the time in which publishes wait for this peer's acks. None while the link is down.
 #[derive(Debug, Default)]
-struct Awaited(Option<Instant>);
+struct AwaitedSince(Option<Instant>);
 
-impl Awaited {
-    /// How long something has waited that an ack waits for. None while something is there, too, that was acknowledged without.
+impl AwaitedSince {
+    /// How long the oldest item has waited, in milliseconds. None while an older item may remain that was acknowledged without waiting for
+    /// the peer.
     fn waits_ms(&mut self, is_up: bool, waits: Duration, now: Instant) -> Option<u64> {
         self.0 = is_up.then(|| self.0.unwrap_or(now));
         let is_awaited = waits <= now.saturating_duration_since(self.0?);
@@ -233,42 +238,44 @@ impl Awaited {
     }
 }
 
-impl Outgoing {
-    /// None ends the lane. It is not called again before it has resolved.
+impl OutboundFrames {
+    /// The next frame. None ends the stream. Not called again before the future has resolved.
     async fn next(&mut self) -> Option<Kind> {
-        match std::mem::replace(&mut self.step, Step::Over) {
-            Step::Hello(hello, started) => {
-                self.step = Step::Answer(started);
+        match std::mem::replace(&mut self.step, OutboundStep::Over) {
+            OutboundStep::Hello(hello, started) => {
+                self.step = OutboundStep::Answer(started);
                 return Some(Kind::Hello(hello));
             }
-            Step::Answer(started) => {
+            OutboundStep::Answer(started) => {
                 let (stream, now) = (started.await.ok()?, Instant::now());
-                let awaited = Awaited::default();
-                self.step = Step::Open { stream, ping_at: now, pings: 0, awaited };
+                let awaited = AwaitedSince::default();
+                self.step = OutboundStep::Open { attempt: stream, ping_at: now, pings: 0, awaited };
             }
             step => self.step = step,
         }
-        // Whoever is ready to publish now is in the same batch.
+        // Publishers that are ready now get into the same batch.
         tokio::task::yield_now().await;
-        let Step::Open { stream, ping_at, pings, awaited } = &mut self.step else { return None };
+        let OutboundStep::Open { attempt: stream, ping_at, pings, awaited } = &mut self.step else {
+            return None;
+        };
         loop {
-            pulse::pass();
+            stall_detector::halt_if_stalled();
             let now = Instant::now();
             if now >= *ping_at {
                 *pings += 1;
                 let waits_ms = awaited.waits_ms(self.link.is_up(), self.queue.waits(), now);
-                // Until a peer has heard how long things wait here, it must think that something was lost when this node dies.
+                // Until a peer knows how long items wait here, it must assume a loss if this node fails.
                 *ping_at = now + if waits_ms.is_some() { PING } else { PING_UNTIL_UP };
                 return Some(Kind::Ping(v1::Ping { number: *pings, waits_ms }));
             }
-            if let Some(until) = self.queue.gathers_until().filter(|until| now < *until) {
-                // Of what comes meanwhile only that wakes the task for which somebody waits.
-                self.queue.gathered(until).await;
+            if let Some(until) = self.queue.coalesces_until().filter(|until| now < *until) {
+                // Of further items, only one that completes the expected publishes wakes this task.
+                self.queue.coalesced(until).await;
             }
             match self.queue.pull(*stream) {
-                Pull::Batch(batch) => return Some(Kind::Batch(batch)),
-                Pull::Over => return None,
-                Pull::Nothing => {}
+                BatchPull::Batch(batch) => return Some(Kind::Batch(batch)),
+                BatchPull::Over => return None,
+                BatchPull::Nothing => {}
             }
             tokio::select! {
                 () = self.queue.changed() => {}
@@ -284,7 +291,7 @@ mod tests {
 
     #[test]
     fn items_queued_before_link_up_are_not_awaited_by_an_ack() {
-        let (mut awaited, begun) = (Awaited::default(), Instant::now());
+        let (mut awaited, begun) = (AwaitedSince::default(), Instant::now());
         let mut waits_ms = |is_up, waits_ms, at_ms| {
             let at = begun + Duration::from_millis(at_ms);
             awaited.waits_ms(is_up, Duration::from_millis(waits_ms), at)

@@ -1,18 +1,18 @@
-//! Messages as they are forwarded to another node.
+//! Encoding of messages that are forwarded to another node.
 
 use bytes::Bytes;
 use fanfare_proto::frame;
 use fanfare_proto::peer::v1;
 use fanfare_proto::trace::TraceContext;
 
-use crate::hub::{Content, Delivery};
-use crate::model::{ChannelKey, ClientId, Published};
+use crate::hub::{DeliveryContent, MessageDelivery};
+use crate::model::{ChannelKey, ClientId, PublishedMessages};
 
-/// What the text of a message takes beside its data, mostly.
+/// Typical bytes of a message's text beside its data.
 const TEXT_BYTES: usize = 256;
 
-/// One publish that entered here, with the span that it is forwarded in.
-pub(super) fn traced(published: &Published, trace: Option<&TraceContext>) -> v1::Forward {
+/// One publish of this node, with the span in which it is forwarded.
+pub(super) fn traced(published: &PublishedMessages, trace: Option<&TraceContext>) -> v1::Forward {
     let mut forward = of(published);
     if let Some(trace) = trace {
         (forward.traceparent, forward.tracestate) = (trace.parent(), trace.state.to_string());
@@ -20,11 +20,11 @@ pub(super) fn traced(published: &Published, trace: Option<&TraceContext>) -> v1:
     forward
 }
 
-/// What was handed on here, for another node to do the same.
-pub(super) fn again(delivery: &Delivery) -> v1::Forward {
+/// A delivery of this node, forwarded so that another node delivers it too.
+pub(super) fn again(delivery: &MessageDelivery) -> v1::Forward {
     match delivery.content() {
-        Content::Own(published) => of(published),
-        Content::Forwarded(forwarded) => v1::Forward {
+        DeliveryContent::Own(published) => of(published),
+        DeliveryContent::Forwarded(forwarded) => v1::Forward {
             channel: Some(named(&forwarded.key)),
             incarnation: forwarded.incarnation,
             first: forwarded.first,
@@ -39,8 +39,8 @@ pub(super) fn again(delivery: &Delivery) -> v1::Forward {
     }
 }
 
-fn of(published: &Published) -> v1::Forward {
-    let Published { timestamp_ms, client_id, messages, .. } = published;
+fn of(published: &PublishedMessages) -> v1::Forward {
+    let PublishedMessages { timestamp_ms, client_id, messages, .. } = published;
     let connection_id = published.connection_id.to_string();
     let client_id = client_id.as_ref().map(ClientId::as_str);
     let written = messages.iter().map(|message| {

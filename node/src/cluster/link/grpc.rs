@@ -1,4 +1,4 @@
-//! gRPC on one connection: HTTP/2 with its bounds, and the one method of the service.
+//! gRPC over one connection: HTTP/2 with its limits, and the only method of the service.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -26,26 +26,26 @@ use super::FRAME_BYTES_MAX;
 use super::certificates::SERVER_NAME;
 use crate::tasks::{OnStop, Tasks};
 
-/// What a peer may have on its way before it is read.
+/// Flow control window: bytes that a peer may send before they are read.
 const WINDOW_BYTES: u32 = 2 * 1024 * 1024;
 const HTTP_FRAME_BYTES: u32 = 64 * 1024;
 const SEND_BYTES: usize = 512 * 1024;
 const HEAD_BYTES: u32 = 8 * 1024;
-/// A socket that is there and says nothing is given up, also when no lane is open on it. Later than an open lane is
-/// ([`super::SILENCE`]), since that notes that the peer may live on.
+/// Interval of HTTP/2 pings, which detect a silent socket even without an open stream. The timeout is later than that of an open stream
+/// ([`super::SILENCE`]), because only the latter records that the peer may still run.
 const KEEP_ALIVE: Duration = Duration::from_millis(500);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub(super) type Codec = ProstCodec<v1::Frame, v1::Frame>;
 
-/// What HTTP/2 runs beside a connection belongs to the node's tasks and ends with the connection.
+/// Executor for the background tasks of HTTP/2: they belong to the node's tasks and end with the connection.
 #[derive(Clone)]
-pub(super) struct Connections {
+pub(super) struct PeerConnectionExecutor {
     pub(super) tasks: Arc<Tasks>,
     pub(super) end: CancellationToken,
 }
 
-impl<F> Executor<F> for Connections
+impl<F> Executor<F> for PeerConnectionExecutor
 where
     F: Future + Send + 'static,
     F::Output: Send,
@@ -58,8 +58,8 @@ where
     }
 }
 
-/// Serves one connection until either side ends it. It may have one lane.
-pub(super) async fn serve<I, H, S>(io: I, connections: Connections, lane: H)
+/// Serves one connection until either side ends it. A connection has at most one peer stream.
+pub(super) async fn serve<I, H, S>(io: I, connections: PeerConnectionExecutor, lane: H)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Fn(Streaming<v1::Frame>) -> S + Clone + Send + Sync + 'static,
@@ -97,13 +97,13 @@ where
     }
     tonic::server::Grpc::new(Codec::default())
         .max_decoding_message_size(FRAME_BYTES_MAX)
-        .streaming(Accept(lane), request)
+        .streaming(PeerStreamService(lane), request)
         .await
 }
 
-struct Accept<H>(H);
+struct PeerStreamService<H>(H);
 
-impl<H, S> tonic::server::StreamingService<v1::Frame> for Accept<H>
+impl<H, S> tonic::server::StreamingService<v1::Frame> for PeerStreamService<H>
 where
     H: Fn(Streaming<v1::Frame>) -> S,
     S: Stream<Item = Result<v1::Frame, Status>>,
@@ -117,10 +117,10 @@ where
     }
 }
 
-/// Opens the lane of a fresh connection.
+/// Opens the stream of a fresh connection.
 pub(super) async fn open<I, S>(
     io: I,
-    connections: Connections,
+    connections: PeerConnectionExecutor,
     frames: S,
 ) -> Result<Streaming<v1::Frame>, Status>
 where
@@ -151,16 +151,16 @@ where
         .path_and_query("/")
         .build()
         .map_err(|_| Status::internal("the name of peers makes no address"))?;
-    let lane = tonic::client::Grpc::with_origin(Requests(requests), origin)
+    let lane = tonic::client::Grpc::with_origin(HttpRequestSender(requests), origin)
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .streaming(tonic::Request::new(frames), PathAndQuery::from_static(LANE_PATH), Codec::default())
         .await?;
     Ok(lane.into_inner())
 }
 
-struct Requests(SendRequest<Body>);
+struct HttpRequestSender(SendRequest<Body>);
 
-impl tower_service::Service<Request<Body>> for Requests {
+impl tower_service::Service<Request<Body>> for HttpRequestSender {
     type Response = Response<Incoming>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
@@ -183,20 +183,21 @@ mod tests {
 
     use super::*;
 
-    /// Far above what it takes on a busy machine.
+    /// Far above the time that a busy machine needs.
     const LATE: Duration = Duration::from_secs(20);
 
-    /// Neither hears that the other one is gone: nothing comes any more, and no connection ends.
+    /// Neither side hears that the other one is gone: nothing arrives any more, and no connection ends.
     #[tokio::test]
     async fn each_side_gives_up_one_that_says_nothing_any_more() {
         let tasks = Arc::new(Tasks::new(Handle::current()));
-        let connections = || Connections { tasks: Arc::clone(&tasks), end: CancellationToken::new() };
+        let connections =
+            || PeerConnectionExecutor { tasks: Arc::clone(&tasks), end: CancellationToken::new() };
         let ((dialled, mut near), (mut far, accepted)) = (duplex(1 << 16), duplex(1 << 16));
         let silent = CancellationToken::new();
         let carried = silent.run_until_cancelled(copy_bidirectional(&mut near, &mut far));
         let dialling = async {
             let mut lane = open(dialled, connections(), stream::pending()).await.expect("a lane opens");
-            // Both answer each other for as long as anything is carried.
+            // Both sides answer each other as long as packets pass.
             let quiet = tokio::time::timeout(KEEP_ALIVE_TIMEOUT + 2 * KEEP_ALIVE, lane.message()).await;
             assert!(quiet.is_err(), "{quiet:?}");
             let begun = Instant::now();

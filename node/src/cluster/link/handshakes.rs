@@ -1,4 +1,4 @@
-//! Handshakes under way: whoever comes has a place at once, so nobody can hold them all by saying nothing.
+//! Handshakes under way. A new connection always gets a slot, so silent strangers cannot occupy all of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,51 +8,51 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-/// So many connections must come during the handshake of a peer to push it out, from many addresses or its own.
+/// Number of slots: as many connections must arrive during the handshake of a peer to evict it.
 const HANDSHAKES_MAX: usize = 256;
 
-/// When all places are taken, the source with most of them loses its oldest to whoever comes.
+/// Slots of handshakes. If all are taken, the source address with most of them loses its oldest one to the new connection.
 pub(super) struct Handshakes {
-    places: Arc<Semaphore>,
-    under_way: Arc<Mutex<UnderWay>>,
+    slots: Arc<Semaphore>,
+    under_way: Arc<Mutex<PendingHandshakes>>,
 }
 
 #[derive(Default)]
-struct UnderWay {
+struct PendingHandshakes {
     last: u64,
     by_age: BTreeMap<u64, (IpAddr, CancellationToken)>,
 }
 
-/// Of one handshake, until it is dropped.
-pub(super) struct Place {
+/// Slot of one handshake, until dropped.
+pub(super) struct HandshakeSlot {
     number: u64,
-    under_way: Arc<Mutex<UnderWay>>,
-    /// The place is another one's: it is to be given up at once.
+    under_way: Arc<Mutex<PendingHandshakes>>,
+    /// Cancelled when the slot was given to another connection: the handshake must end at once.
     pub(super) lost: CancellationToken,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Handshakes {
     pub(super) fn new() -> Self {
-        Self { places: Arc::new(Semaphore::new(HANDSHAKES_MAX)), under_way: Arc::default() }
+        Self { slots: Arc::new(Semaphore::new(HANDSHAKES_MAX)), under_way: Arc::default() }
     }
 
-    pub(super) async fn enter(&self, from: IpAddr) -> Place {
-        let places = || Arc::clone(&self.places);
+    pub(super) async fn enter(&self, from: IpAddr) -> HandshakeSlot {
+        let places = || Arc::clone(&self.slots);
         let permit = match places().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
-                self.under_way.lock().make_room();
-                // Whoever lost it waits for nothing any more.
+                self.under_way.lock().evict_oldest();
+                // The evicted handshake waits for nothing more, so a permit is free soon.
                 places().acquire_owned().await.expect("places are never closed")
             }
         };
         let (number, lost) = self.under_way.lock().add(from);
-        Place { number, under_way: Arc::clone(&self.under_way), lost, _permit: permit }
+        HandshakeSlot { number, under_way: Arc::clone(&self.under_way), lost, _permit: permit }
     }
 }
 
-impl UnderWay {
+impl PendingHandshakes {
     fn add(&mut self, from: IpAddr) -> (u64, CancellationToken) {
         let lost = CancellationToken::new();
         self.last += 1;
@@ -60,7 +60,7 @@ impl UnderWay {
         (self.last, lost)
     }
 
-    fn make_room(&mut self) {
+    fn evict_oldest(&mut self) {
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         self.by_age.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);
         let most = counts.values().max().copied();
@@ -71,13 +71,13 @@ impl UnderWay {
     }
 }
 
-impl Drop for Place {
+impl Drop for HandshakeSlot {
     fn drop(&mut self) {
         self.under_way.lock().by_age.remove(&self.number);
     }
 }
 
-/// Whoever has one address of IPv6 has a whole network of them.
+/// Source of an address. An IPv6 client usually has a whole /64 network, so all of its addresses are one source.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_source_with_most_makes_room_the_oldest_first() {
-        let mut under_way = UnderWay::default();
+        let mut under_way = PendingHandshakes::default();
         let mut enter = |address| under_way.add(at(address)).1;
         let peers = [enter("10.0.0.1"), enter("10.0.0.2"), enter("10.0.0.2")];
         let strangers = ["10.9.0.1", "::ffff:10.9.0.1", "10.9.0.1"].map(&mut enter);
@@ -103,14 +103,14 @@ mod tests {
         let lost = |entered: &[CancellationToken]| {
             entered.iter().map(CancellationToken::is_cancelled).collect::<Vec<_>>()
         };
-        under_way.make_room();
+        under_way.evict_oldest();
         assert_eq!(lost(&wide), [true, false, false, false]);
-        under_way.make_room();
+        under_way.evict_oldest();
         assert_eq!(lost(&strangers), [true, false, false]);
-        under_way.make_room();
+        under_way.evict_oldest();
         assert_eq!(lost(&wide), [true, true, false, false]);
         assert_eq!(lost(&peers), [false; 3]);
-        under_way.make_room();
+        under_way.evict_oldest();
         assert_eq!(lost(&peers), [false, true, false], "the oldest of those who have two");
     }
 

@@ -1,8 +1,8 @@
-//! Links: each node opens a few lanes to each other node and sends over them what that node is to have.
+//! Links: each node opens a few peer streams to each peer, and sends over them what is meant for that peer.
 //!
-//! A lane is one gRPC stream on a connection of its own. What concerns one channel is always on the same lane, so it
-//! comes in order. A batch is kept until it is confirmed and sent again when the lane is back; the receiver drops what
-//! it has, so an item comes once as long as both processes live, or its loss is told.
+//! A peer stream is one gRPC stream on a connection of its own. All items of a channel take the same stream, so they arrive in order. A
+//! batch is kept until the peer acknowledges it, and sent again when the stream is open again; the receiver drops duplicates. So an item
+//! arrives once as long as both processes live, or its loss is reported.
 
 mod accept;
 mod carrier;
@@ -31,115 +31,121 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(test)]
-pub(super) use accept::{Ending, Lanes, OpenLane};
+pub(super) use accept::{InboundStreams, OpenInboundStream, StreamEnd};
 pub use carrier::{PeerLag, PeerLinks};
 pub use certificates::{PeerFile, PeerFiles, PeerTls, PeerTlsError, SERVER_NAME};
 #[cfg(test)]
-pub(super) use queue::Pull;
-pub(super) use queue::Queue;
-pub use queue::{Lost, QueueBounds, Receipt};
+pub(super) use queue::BatchPull;
+pub(super) use queue::PeerQueue;
+pub use queue::{LostItem, PeerAck, QueueBounds};
 
-use super::inbound::once::{self, Claimed};
-use super::inbound::{Answer, EndedRun, Inbound, Interest, Peer, Request, Tenants, connections};
-use crate::hub::{Delivery, HandedOver};
-use crate::model::{ConnectionId, NotOpen, Over, Place, Published, Stamp, TakenUp};
+use super::inbound::claims::{self, NonceClaimAnswer};
+use super::inbound::{
+    EndedIncarnation, Inbound, InterestMessage, Peer, PeerAnswer, PeerRequest, TenantCountMessage,
+    connections,
+};
+use crate::hub::{MessageDelivery, ReplayHandoff};
+use crate::model::{
+    ClosedSession, ConnectionId, PublishedMessages, SessionLocation, SessionTakeover, SocketlessTakeover,
+    Stamp,
+};
 use crate::tasks::{OnStop, Tasks};
-use dial::Link;
+use dial::PeerLink;
 use forward::named;
 
-pub const LANES_DEFAULT: usize = 1;
+pub const STREAMS_DEFAULT: usize = 1;
 
-/// Why a lane is refused where a node was started anew.
-const ANOTHER_RUN: &str = "this is another run of the node";
-/// The variable that tells a build for tests to speak the next minor.
+/// Reason of a refusal by a node that has restarted since.
+const ANOTHER_INCARNATION: &str = "this is another run of the node";
+/// Environment variable that makes a test build speak the next minor version.
 const NEXT_MINOR: &str = "PEER_PROTOCOL_NEXT_MINOR";
-/// Connections that the kernel completes while this node is busy, those of strangers among them.
+/// Connections that the kernel completes while this node is busy, connections of strangers included.
 const BACKLOG: i32 = 4096;
-/// For connection, handshake and hello together.
+/// Time limit of connection, handshake and hello together.
 const CONNECT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(500);
 const PING: Duration = Duration::from_millis(500);
-/// The same while another lane of the link is not up yet.
+/// Interval of pings while another stream of the link is not up yet.
 const PING_UNTIL_UP: Duration = Duration::from_millis(50);
-/// A lane over which nothing comes for so long is cut, by either side.
+/// A stream over which nothing arrives for this long is cut, by either side.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// A longer frame is refused before there is room made for it.
+/// A longer frame is refused before memory is allocated for it.
 const FRAME_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// A member of the cluster, and where its peer listener is.
+/// A member of the cluster with the address of its peer listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAddr {
     pub peer: Peer,
     pub addr: SocketAddr,
 }
 
-/// How a node links to others.
+/// Settings of the links to peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkSettings {
-    /// Lanes to each peer, 1 to 8.
-    pub lanes: usize,
+    /// Streams to each peer, 1 to 8.
+    pub streams: usize,
     pub queue: QueueBounds,
 }
 
 impl Default for LinkSettings {
     fn default() -> Self {
-        Self { lanes: LANES_DEFAULT, queue: QueueBounds::default() }
+        Self { streams: STREAMS_DEFAULT, queue: QueueBounds::default() }
     }
 }
 
-/// What is said to peers, encoded once for all that are to have it.
+/// An item for peers, encoded once for all of its receivers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Item {
+pub struct PeerItem {
     bytes: Bytes,
-    /// Somebody cannot go on before it has come: who attaches, or asks, or is asked.
+    /// True if a caller waits for the item to arrive, as an attach or a request does.
     is_waited_for: bool,
-    /// Of a publish.
+    /// The publishing connection, if the item is a publish.
     publisher: Option<ConnectionId>,
 }
 
-impl Item {
-    /// One publish that entered here. What came from a peer is no `Published`, so it is not forwarded again.
-    pub fn forward(published: &Published, trace: Option<&TraceContext>) -> Self {
+impl PeerItem {
+    /// A publish of this node. Messages that came from a peer have another type, so they are not forwarded again.
+    pub fn forward(published: &PublishedMessages, trace: Option<&TraceContext>) -> Self {
         let item = Self::of(v1::item::Kind::Forward(forward::traced(published, trace)));
         Self { publisher: Some(published.connection_id), ..item }
     }
 
-    pub fn request(number: u64, request: &Request) -> Self {
+    pub fn request(number: u64, request: &PeerRequest) -> Self {
         let kind = Some(match request {
-            Request::Refill { key, after, back_ms } => {
+            PeerRequest::Backfill { key, after, back_ms } => {
                 let (channel, after, back_ms) = (Some(named(key)), after.to_whole(), *back_ms);
-                v1::request::Kind::Refill(v1::Refill { channel, after, back_ms })
+                v1::request::Kind::Backfill(v1::Backfill { channel, after, back_ms })
             }
-            Request::CloseClient { account, client_id } => {
+            PeerRequest::CloseClient { account, client_id } => {
                 let [account, client_id] = [account.as_str(), client_id.as_str()].map(str::to_owned);
                 v1::request::Kind::CloseClient(v1::CloseClient { account, client_id })
             }
-            Request::TakeOver { key } => {
+            PeerRequest::AcceptHandoff { key } => {
                 v1::request::Kind::TakeOver(v1::TakeOver { channel: Some(named(key)) })
             }
-            Request::Load => v1::request::Kind::Load(v1::Load {}),
-            Request::HandOver { key, after } => {
+            PeerRequest::Load => v1::request::Kind::Load(v1::Load {}),
+            PeerRequest::FetchReplay { key, after } => {
                 let after = after.as_ref().map(Serial::to_whole).unwrap_or_default();
-                v1::request::Kind::HandOver(v1::HandOver { channel: Some(named(key)), after })
+                v1::request::Kind::FetchReplay(v1::FetchReplay { channel: Some(named(key)), after })
             }
-            Request::Claim(nonce) => once::write_claim(nonce),
-            Request::NoncesAsked { after } => {
+            PeerRequest::Claim(nonce) => claims::write_claim(nonce),
+            PeerRequest::NoncesAsked { after } => {
                 let after = after.as_deref().map(Bytes::copy_from_slice).unwrap_or_default();
                 v1::request::Kind::NoncesAsked(v1::NoncesAsked { after })
             }
-            Request::NoncesGiven { nonces, last } => {
-                let (nonces, last) = (once::write_nonces(nonces), *last);
+            PeerRequest::NoncesGiven { nonces, last } => {
+                let (nonces, last) = (claims::write_nonces(nonces), *last);
                 v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last })
             }
-            Request::QueuesChanged => v1::request::Kind::QueuesChanged(v1::QueuesChanged {}),
-            Request::Revoke(revocations) => {
-                let revocations = once::write_revocations(revocations);
+            PeerRequest::QueuesChanged => v1::request::Kind::QueuesChanged(v1::QueuesChanged {}),
+            PeerRequest::Revoke(revocations) => {
+                let revocations = claims::write_revocations(revocations);
                 v1::request::Kind::Revoke(v1::Revoke { revocations })
             }
-            Request::ClaimIds(ids) => once::write_claim_ids(ids),
-            Request::Settle => v1::request::Kind::Settle(v1::Settle {}),
-            Request::Deliver { key, stamp } => once::write_deliver(named(key), *stamp),
-            Request::Attached(keys) => {
+            PeerRequest::ClaimIds(ids) => claims::write_claim_ids(ids),
+            PeerRequest::Settle => v1::request::Kind::Settle(v1::Settle {}),
+            PeerRequest::Deliver { key, stamp } => claims::write_deliver(named(key), *stamp),
+            PeerRequest::Attached(keys) => {
                 let channels = keys.iter().map(named).collect();
                 v1::request::Kind::AttachedAsked(v1::AttachedAsked { channels })
             }
@@ -147,92 +153,96 @@ impl Item {
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
     }
 
-    /// None where not all of it is there.
-    pub fn refilled(number: u64, deliveries: Option<&[Arc<Delivery>]>) -> Self {
+    /// Answer to a backfill request. None if some of the messages are missing.
+    pub fn backfill(number: u64, deliveries: Option<&[Arc<MessageDelivery>]>) -> Self {
         let forwards = deliveries.unwrap_or_default().iter().map(|delivery| forward::again(delivery));
-        let refilled = v1::Refilled { forwards: forwards.collect(), complete: deliveries.is_some() };
-        let kind = Some(v1::answer::Kind::Refilled(refilled));
+        let refilled = v1::Backfilled { forwards: forwards.collect(), complete: deliveries.is_some() };
+        let kind = Some(v1::answer::Kind::Backfilled(refilled));
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
     }
 
-    /// None where something is missing.
-    pub fn handed_over(number: u64, handed: Option<&HandedOver<Arc<Delivery>>>) -> Self {
+    /// Answer to a handoff request. None if something is missing.
+    pub fn replay_handoff(number: u64, handed: Option<&ReplayHandoff<Arc<MessageDelivery>>>) -> Self {
         let stamps = |serial: &Serial| {
             let stamp = |&(incarnation, sequence): &(u64, u64)| v1::Stamp { incarnation, sequence };
             serial.entries().iter().map(stamp).collect()
         };
-        let handed = handed.map(|handed| v1::HandedOver {
+        let handed = handed.map(|handed| v1::ReplayBuffer {
             begin: stamps(&handed.begin),
             end: stamps(&handed.end),
             forwards: handed.messages.iter().map(|(delivery, _)| forward::again(delivery)).collect(),
             ages_ms: handed.messages.iter().map(|(_, age_ms)| *age_ms).collect(),
             complete: true,
         });
-        let kind = Some(v1::answer::Kind::HandedOver(handed.unwrap_or_default()));
+        let kind = Some(v1::answer::Kind::ReplayBuffer(handed.unwrap_or_default()));
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind }))
     }
 
-    /// Of any request but those for messages, for which there are [`Item::refilled`] and [`Item::handed_over`].
-    pub fn answer(number: u64, answer: &Answer) -> Self {
+    /// Answer to any request but those for messages, which have [`PeerItem::backfill`] and [`PeerItem::replay_handoff`].
+    pub fn answer(number: u64, answer: &PeerAnswer) -> Self {
         let kind = match answer {
-            Answer::Closed(connections) => v1::answer::Kind::Closed(v1::Closed { connections: *connections }),
-            Answer::Loaded(connections) => v1::answer::Kind::Loaded(v1::Loaded { connections: *connections }),
-            Answer::TakenOver(done) => v1::answer::Kind::TakenOver(v1::TakenOver { done: *done }),
-            Answer::Refilled(_) | Answer::HandedOver(_) | Answer::Unknown => {
+            PeerAnswer::Closed(connections) => {
+                v1::answer::Kind::Closed(v1::Closed { connections: *connections })
+            }
+            PeerAnswer::Loaded(connections) => {
+                v1::answer::Kind::Loaded(v1::Loaded { connections: *connections })
+            }
+            PeerAnswer::HandoffAccepted(done) => v1::answer::Kind::TakenOver(v1::TakenOver { done: *done }),
+            PeerAnswer::Backfill(_) | PeerAnswer::ReplayHandoff(_) | PeerAnswer::Unknown => {
                 v1::answer::Kind::Unknown(v1::Unknown {})
             }
-            Answer::Claimed(Claimed { first, counts, now_ms }) => {
+            PeerAnswer::Claimed(NonceClaimAnswer { first, counts, now_ms }) => {
                 let (first, counts, now_ms) = (*first, *counts, *now_ms);
                 v1::answer::Kind::Claimed(v1::Claimed { first, counts, now_ms })
             }
-            Answer::Nonces(known) => v1::answer::Kind::Nonces(once::write_known(known)),
-            Answer::ClaimedIds(taken) => v1::answer::Kind::ClaimedIds(once::write_taken(taken)),
-            Answer::Attached(counts) => connections::write_attached(counts),
-            Answer::Done => v1::answer::Kind::Done(v1::Done {}),
+            PeerAnswer::Nonces(known) => v1::answer::Kind::Nonces(claims::write_known(known)),
+            PeerAnswer::ClaimedIds(taken) => v1::answer::Kind::ClaimedIds(claims::write_taken(taken)),
+            PeerAnswer::Attached(counts) => connections::write_attached(counts),
+            PeerAnswer::Done => v1::answer::Kind::Done(v1::Done {}),
         };
         Self::of(v1::item::Kind::Answer(v1::Answer { number, kind: Some(kind) }))
     }
 
-    /// The ids that clients gave for these messages.
-    pub fn ids_settled(published: &Published) -> Self {
-        let Published { key, key_name, client_id, messages, .. } = published;
+    /// Message ids that clients gave for these messages and that are now settled.
+    pub fn ids_settled(published: &PublishedMessages) -> Self {
+        let PublishedMessages { key, key_name, client_id, messages, .. } = published;
         let given = || messages.iter().filter(|message| message.id_given);
-        let ids = once::write_ids((key, key_name, client_id.as_ref()), given().map(|message| &*message.id));
+        let ids = claims::write_ids((key, key_name, client_id.as_ref()), given().map(|message| &*message.id));
         let sequences = given().map(|message| message.sequence).collect();
         Self::of(v1::item::Kind::IdsSettled(v1::IdsSettled { ids: Some(ids), sequences }))
     }
 
-    pub fn taken_up(taken: &TakenUp) -> Self {
-        let TakenUp { tenure, former } = taken;
-        let place = |place: &Place| {
-            let Place { incarnation, shard, slot, generation } = *place;
+    pub fn takeover(taken: &SessionTakeover) -> Self {
+        let SessionTakeover { ownership, previous } = taken;
+        let place = |place: &SessionLocation| {
+            let SessionLocation { incarnation, shard, slot, generation } = *place;
             Some(v1::Place { incarnation, shard: shard.into(), slot, generation })
         };
-        Self::of(v1::item::Kind::TakenUp(v1::TakenUp {
-            connection_id: Bytes::copy_from_slice(tenure.connection_id.as_bytes()),
-            epoch: tenure.epoch,
-            place: place(&tenure.place),
-            former: place(former),
+        Self::of(v1::item::Kind::SessionTakeover(v1::SessionTakeover {
+            connection_id: Bytes::copy_from_slice(ownership.connection_id.as_bytes()),
+            epoch: ownership.epoch,
+            place: place(&ownership.location),
+            previous: place(previous),
         }))
     }
 
-    pub fn not_open(not_open: &NotOpen) -> Self {
-        let NotOpen { connection_id, epoch } = *not_open;
+    pub fn socketless_takeover(not_open: &SocketlessTakeover) -> Self {
+        let SocketlessTakeover { connection_id, epoch } = *not_open;
         let connection_id = Bytes::copy_from_slice(connection_id.as_bytes());
         Self::of(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch }))
     }
 
-    /// Of a connection of this run.
-    pub fn over(over: &Over) -> Self {
+    /// Notice that a session of this incarnation is closed for good.
+    pub fn session_closed(over: &ClosedSession) -> Self {
         let connection_id = Bytes::copy_from_slice(over.connection_id.as_bytes());
         let epoch = over.owner.epoch;
         Self::of(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch }))
     }
 
-    /// As [`Tenants`] has it.
-    pub fn tenants(tenants: &Tenants) -> Self {
+    /// Encodes a [`TenantCountMessage`].
+    pub fn tenants(tenants: &TenantCountMessage) -> Self {
         Self::of(match tenants {
-            Tenants::Connections { counts, begins, ends } => {
+            TenantCountMessage::Connections { counts, begins, ends } => {
                 let count = |(tenant, connections): &(Arc<str>, u64)| v1::tenant_connections::Count {
                     tenant: tenant.as_ref().to_owned(),
                     connections: *connections,
@@ -240,39 +250,39 @@ impl Item {
                 let (counts, begins, ends) = (counts.iter().map(count).collect(), *begins, *ends);
                 v1::item::Kind::TenantConnections(v1::TenantConnections { counts, begins, ends })
             }
-            Tenants::Asked => v1::item::Kind::TenantConnectionsAsked(v1::TenantConnectionsAsked {}),
+            TenantCountMessage::Asked => {
+                v1::item::Kind::TenantConnectionsAsked(v1::TenantConnectionsAsked {})
+            }
         })
     }
 
-    /// As [`Interest`] has it.
-    pub fn interest(interest: &Interest) -> Self {
+    /// Encodes an [`InterestMessage`].
+    pub fn interest(interest: &InterestMessage) -> Self {
         Self::of(match interest {
-            Interest::Wanted { key, number, round, sequence } => {
+            InterestMessage::Added { key, number, round, sequence } => {
                 let (channel, number, round, sequence) = (Some(named(key)), *number, *round, *sequence);
-                v1::item::Kind::Interest(v1::Interest { channel, number, wanted: true, round, sequence })
+                v1::item::Kind::Interest(v1::Interest { channel, number, interested: true, round, sequence })
             }
-            Interest::NotWanted { key } => {
+            InterestMessage::Removed { key } => {
                 let channel = Some(named(key));
                 v1::item::Kind::Interest(v1::Interest { channel, ..v1::Interest::default() })
             }
-            Interest::Said { epoch, lanes } => {
+            InterestMessage::SnapshotEnd { epoch, streams: lanes } => {
                 v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *lanes })
             }
-            Interest::Asked => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
-            Interest::Joined { key, number, sequence, round, gone } => {
+            InterestMessage::SnapshotRequest => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
+            InterestMessage::Forwarding { key, number, sequence, round, retired: gone } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
                 let gone = gone.iter().map(stamp).collect();
                 v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
             }
-            Interest::Left { lanes, is_all } => {
+            InterestMessage::Goodbye { streams: lanes, is_all } => {
                 v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes, not_all: !is_all })
             }
-            Interest::Ended { runs } => {
-                let run = |&EndedRun { incarnation, ago_ms, has_left: left }: &EndedRun| v1::EndedRun {
-                    incarnation,
-                    ago_ms,
-                    left,
+            InterestMessage::IncarnationsEnded { incarnations: runs } => {
+                let run = |&EndedIncarnation { incarnation, ago_ms, has_left: left }: &EndedIncarnation| {
+                    v1::EndedRun { incarnation, ago_ms, left }
                 };
                 v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
             }
@@ -284,7 +294,7 @@ impl Item {
         self.bytes.clone()
     }
 
-    /// What it takes on its way.
+    /// Size of the encoded item, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -299,26 +309,26 @@ impl Item {
     }
 }
 
-/// Of the protocol between nodes, as this node speaks it. A build for tests can be told to speak the one that comes after its own,
-/// so that nodes of two versions meet before there are two.
+/// Minor version of the protocol between nodes that this node speaks. A test build can be told to speak the next one, so that nodes of two
+/// versions can be tested before there are two.
 pub fn minor() -> u32 {
     static NEXT: OnceLock<bool> = OnceLock::new();
-    let told = || cfg!(debug_assertions) && std::env::var_os(NEXT_MINOR).is_some();
-    MINOR + u32::from(*NEXT.get_or_init(told))
+    let speaks_next = || cfg!(debug_assertions) && std::env::var_os(NEXT_MINOR).is_some();
+    MINOR + u32::from(*NEXT.get_or_init(speaks_next))
 }
 
-/// The links of one node. Dropping it ends them.
-pub struct Links {
-    common: Arc<Common>,
+/// The links of one node. Dropping them ends all links.
+pub struct GrpcPeerLinks {
+    common: Arc<LinkContext>,
     settings: LinkSettings,
-    links: RwLock<HashMap<u64, Arc<Link>>>,
-    /// Held while members change, so that two changes do not mix.
+    links: RwLock<HashMap<u64, Arc<PeerLink>>>,
+    /// Locked while members change, so that two changes do not interleave.
     changing: Mutex<()>,
     _end: tokio_util::sync::DropGuard,
 }
 
-/// What all lanes need.
-struct Common {
+/// Context that all streams share.
+struct LinkContext {
     own: Peer,
     tls: PeerTls,
     inbound: Arc<dyn Inbound>,
@@ -326,7 +336,7 @@ struct Common {
     end: CancellationToken,
 }
 
-impl Links {
+impl GrpcPeerLinks {
     pub fn new(
         own: Peer,
         tls: PeerTls,
@@ -335,9 +345,9 @@ impl Links {
         settings: LinkSettings,
     ) -> Self {
         let end = CancellationToken::new();
-        let settings = LinkSettings { lanes: settings.lanes.clamp(1, LANES_MAX), ..settings };
+        let settings = LinkSettings { streams: settings.streams.clamp(1, LANES_MAX), ..settings };
         Self {
-            common: Arc::new(Common { own, tls, inbound, tasks, end: end.clone() }),
+            common: Arc::new(LinkContext { own, tls, inbound, tasks, end: end.clone() }),
             settings,
             links: RwLock::default(),
             changing: Mutex::default(),
@@ -345,7 +355,7 @@ impl Links {
         }
     }
 
-    /// Takes what peers send to this listener.
+    /// Accepts peers on this listener.
     pub fn listen(&self, listener: TcpListener) {
         if let Err(error) = socket2::SockRef::from(&listener).listen(BACKLOG) {
             tracing::warn!(%error, "the peer listener has a short backlog");
@@ -354,13 +364,14 @@ impl Links {
         self.spawn("peer listener", self.common.end.clone(), listening);
     }
 
-    fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<Link> {
-        let lanes = (0..self.settings.lanes).map(|_| Arc::new(Queue::new(self.settings.queue))).collect();
+    fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<PeerLink> {
+        let lanes =
+            (0..self.settings.streams).map(|_| Arc::new(PeerQueue::new(self.settings.queue))).collect();
         let end = self.common.end.child_token();
-        Arc::new(Link {
+        Arc::new(PeerLink {
             peer,
             addr: Mutex::new(addr),
-            lanes,
+            queues: lanes,
             open: AtomicUsize::new(0),
             reporting: Mutex::new(()),
             is_left: AtomicBool::new(false),
@@ -368,9 +379,9 @@ impl Links {
         })
     }
 
-    fn keep(&self, link: &Arc<Link>) {
-        for lane in 0..self.settings.lanes {
-            let kept = dial::keep(Arc::clone(link), lane, Arc::clone(&self.common));
+    fn keep(&self, link: &Arc<PeerLink>) {
+        for lane in 0..self.settings.streams {
+            let kept = dial::keep_open(Arc::clone(link), lane, Arc::clone(&self.common));
             self.spawn("peer lane", link.end.clone(), kept);
         }
     }
@@ -387,7 +398,7 @@ impl Links {
     }
 }
 
-impl PeerLinks for Links {
+impl PeerLinks for GrpcPeerLinks {
     fn set_peers(&self, peers: Vec<PeerAddr>) {
         let _changing = self.changing.lock();
         let before = self.links.read().clone();
@@ -411,23 +422,23 @@ impl PeerLinks for Links {
         let new = after.iter().filter(|(key, _)| !before.contains_key(key));
         let new: Vec<_> = new.map(|(_, link)| Arc::clone(link)).collect();
         *self.links.write() = after;
-        // What is said when a lane is open finds the link.
+        // The link must be registered before it reports an open stream.
         new.iter().for_each(|link| self.keep(link));
     }
 
-    fn lanes(&self) -> usize {
-        self.settings.lanes
+    fn stream_count(&self) -> usize {
+        self.settings.streams
     }
 
-    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &Item) -> Receipt {
+    fn send(&self, to_incarnation: u64, channel_hash: u64, item: &PeerItem) -> PeerAck {
         let links = self.links.read();
-        let Some(link) = links.get(&to_incarnation) else { return Receipt::lost() };
-        let lane = (channel_hash % link.lanes.len() as u64) as usize;
-        let receipt = link.lanes[lane].push(item.bytes.clone(), item.publisher);
+        let Some(link) = links.get(&to_incarnation) else { return PeerAck::lost() };
+        let lane = (channel_hash % link.queues.len() as u64) as usize;
+        let ack = link.queues[lane].push(item.bytes.clone(), item.publisher);
         if item.is_waited_for {
-            link.lanes[lane].hurry();
+            link.queues[lane].hurry();
         }
-        receipt
+        ack
     }
 
     fn is_up(&self, incarnation: u64) -> bool {

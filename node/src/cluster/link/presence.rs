@@ -1,15 +1,17 @@
-//! Items that say who is present.
+//! Encoding of presence items.
 
 use bytes::Bytes;
 use fanfare_proto::peer::v1;
 
-use super::Item;
+use super::PeerItem;
 use super::forward::named;
-use crate::cluster::inbound::PresenceSaid;
-use crate::model::{ChannelKey, MemberData, MemberId, Owner, PresenceAction, PresenceEvent, ToldMember};
+use crate::cluster::inbound::PresenceSyncMessage;
+use crate::model::{
+    ChannelKey, MemberData, MemberId, PresenceAction, PresenceEvent, RemoteMember, SessionOwner,
+};
 
-impl Item {
-    /// A change that was made here. What came from a peer is no `PresenceEvent`, so it is not sent on.
+impl PeerItem {
+    /// A presence change of this node. Changes that came from a peer have another type, so they are not sent on.
     pub fn presence_changed(event: &PresenceEvent) -> Self {
         use v1::presence_delta::Action;
         let PresenceEvent { key, member, owner, action, data, timestamp_ms, .. } = event;
@@ -25,16 +27,17 @@ impl Item {
         }))
     }
 
-    /// A part of the members of a channel.
+    /// One part of the members of a channel.
     pub fn presence_members(
         number: u64,
         key: &ChannelKey,
         after: Option<&MemberId>,
-        members: &[ToldMember],
+        members: &[RemoteMember],
         is_last: bool,
     ) -> Self {
-        let none = Owner { epoch: 0, incarnation: 0 };
-        let write = |told: &ToldMember| written(&told.member, told.owner, &told.data, told.timestamp_ms);
+        let none = SessionOwner { epoch: 0, incarnation: 0 };
+        let write =
+            |remote: &RemoteMember| written(&remote.member, remote.owner, &remote.data, remote.timestamp_ms);
         Self::of(v1::item::Kind::PresenceSnapshot(v1::PresenceSnapshot {
             channel: Some(named(key)),
             number,
@@ -44,19 +47,25 @@ impl Item {
         }))
     }
 
-    pub fn presence_said(said: PresenceSaid) -> Self {
+    pub fn presence_sync(said: PresenceSyncMessage) -> Self {
         use v1::presence_said::Kind;
         let kind = match said {
-            PresenceSaid::Begun { number, parts } => Kind::Begun(v1::PresenceBegun { number, parts }),
-            PresenceSaid::Ended { number, lanes } => Kind::Ended(v1::PresenceEnded { number, lanes }),
-            PresenceSaid::Digests { parts, digests } => Kind::Digests(v1::PresenceDigests { parts, digests }),
-            PresenceSaid::Asked { parts } => Kind::Asked(v1::PresenceAsked { parts }),
+            PresenceSyncMessage::SnapshotBegin { number, parts } => {
+                Kind::Begun(v1::PresenceBegun { number, parts })
+            }
+            PresenceSyncMessage::SnapshotEnd { number, streams: lanes } => {
+                Kind::Ended(v1::PresenceEnded { number, lanes })
+            }
+            PresenceSyncMessage::Digests { parts, digests } => {
+                Kind::Digests(v1::PresenceDigests { parts, digests })
+            }
+            PresenceSyncMessage::SnapshotRequest { parts } => Kind::Asked(v1::PresenceAsked { parts }),
         };
         Self::of(v1::item::Kind::PresenceSaid(v1::PresenceSaid { kind: Some(kind) }))
     }
 }
 
-fn written(member: &MemberId, owner: Owner, data: &MemberData, timestamp_ms: u64) -> v1::Member {
+fn written(member: &MemberId, owner: SessionOwner, data: &MemberData, timestamp_ms: u64) -> v1::Member {
     v1::Member {
         client_id: member.client_id.as_str().to_owned(),
         connection_id: Bytes::copy_from_slice(member.connection_id.as_bytes()),

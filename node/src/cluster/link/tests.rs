@@ -1,8 +1,8 @@
-//! Links of several nodes over real sockets of this machine.
+//! Links between several nodes over real sockets of this machine.
 
 mod bounds;
+mod coalescing;
 mod delivery;
-mod gathering;
 mod keys;
 mod relay;
 mod strangers;
@@ -20,73 +20,74 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::cluster::ClusterKey;
-use crate::cluster::inbound::{Answer, ConnectionSaid, PresenceSaid, Tenants};
+use crate::cluster::inbound::{PeerAnswer, PeerSessionMessage, PresenceSyncMessage, TenantCountMessage};
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, Forwarded, ForwardedPresence, Message,
-    ToldMembers,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, ForwardedMessages, ForwardedPresence,
+    Message, RemoteMembersPage,
 };
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const SECRET: [u8; 32] = [7; 32];
-/// A channel whose messages nobody can take.
+/// A channel whose messages make the receiver panic.
 const PANICS: &str = "panics";
-const ONE_LANE: LinkSettings = LinkSettings { lanes: 1, queue: QueueBounds { bytes: 1 << 20, items: 1000 } };
+const ONE_STREAM: LinkSettings =
+    LinkSettings { streams: 1, queue: QueueBounds { bytes: 1 << 20, items: 1000 } };
 
-/// What a node was handed.
+/// Items and link events that a node received.
 #[derive(Debug, Default, Clone)]
-struct Seen {
-    forwarded: Vec<(u64, Forwarded)>,
-    /// How long each batch was.
+struct RecordedItems {
+    forwarded: Vec<(u64, ForwardedMessages)>,
+    /// Number of items in each batch.
     batches: Vec<usize>,
     lost: Vec<u64>,
     up: HashMap<u64, bool>,
-    /// How often a link was reported down.
+    /// Number of reports that a link is down.
     downs: usize,
-    /// Whether each lane that ended was whole.
+    /// Contiguity of each ended stream.
     ended: Vec<bool>,
-    /// Who could not be sent to when the link to it was reported up.
+    /// Peers that could not be sent to when their link was reported up.
     deaf: Vec<u64>,
 }
 
-impl Seen {
+impl RecordedItems {
     fn is_up(&self, to: u64) -> bool {
         self.up.get(&to) == Some(&true)
     }
 
-    /// Sequences of one channel, in the order of their coming.
+    /// Sequences of one channel in the order of arrival.
     fn sequences(&self, channel: &str) -> Vec<u64> {
         let of_channel = self.forwarded.iter().filter(|(_, forwarded)| forwarded.key.channel() == channel);
         of_channel.map(|(_, forwarded)| forwarded.first).collect()
     }
 }
 
-struct Recorder {
-    seen: watch::Sender<Seen>,
-    links: OnceLock<Weak<Links>>,
+struct InboundRecorder {
+    seen: watch::Sender<RecordedItems>,
+    links: OnceLock<Weak<GrpcPeerLinks>>,
 }
 
-impl Inbound for Recorder {
-    fn interest(&self, _from: &Peer, _interest: Interest) {}
+impl Inbound for InboundRecorder {
+    fn interest(&self, _from: &Peer, _interest: InterestMessage) {}
 
-    fn asked(&self, _from: &Peer, _number: u64, _request: Option<Request>) {}
+    fn request_received(&self, _from: &Peer, _number: u64, _request: Option<PeerRequest>) {}
 
-    fn answered(&self, _from: &Peer, _number: u64, _answer: Answer) {}
+    fn answer_received(&self, _from: &Peer, _number: u64, _answer: PeerAnswer) {}
 
     fn presence_changed(&self, _from: &Peer, _forwarded: ForwardedPresence) {}
 
-    fn presence_told(&self, _from: &Peer, _number: u64, _members: ToldMembers) {}
+    fn presence_members_received(&self, _from: &Peer, _number: u64, _members: RemoteMembersPage) {}
 
-    fn presence_said(&self, _from: &Peer, _said: PresenceSaid) {}
+    fn presence_sync_received(&self, _from: &Peer, _said: PresenceSyncMessage) {}
 
-    fn connection_said(&self, _from: &Peer, _said: ConnectionSaid) {}
+    fn session_message_received(&self, _from: &Peer, _said: PeerSessionMessage) {}
 
-    fn tenants(&self, _from: &Peer, _tenants: Tenants) {}
+    fn tenants(&self, _from: &Peer, _tenants: TenantCountMessage) {}
 
-    fn batch_came(&self, bytes: usize) {
+    fn batch_received(&self, bytes: usize) {
         self.seen.send_modify(|seen| seen.batches.push(bytes));
     }
 
-    fn forwarded(&self, from: &Peer, forwarded: Forwarded) {
+    fn forwarded(&self, from: &Peer, forwarded: ForwardedMessages) {
         assert_ne!(forwarded.key.channel(), PANICS);
         self.seen.send_modify(|seen| seen.forwarded.push((from.incarnation, forwarded)));
     }
@@ -95,7 +96,7 @@ impl Inbound for Recorder {
         self.seen.send_modify(|seen| seen.lost.push(from.incarnation));
     }
 
-    fn lane_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
+    fn stream_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
         self.seen.send_modify(|seen| seen.ended.push(whole));
     }
 
@@ -110,16 +111,16 @@ impl Inbound for Recorder {
     }
 }
 
-struct Node {
+struct LinkTestNode {
     peer: Peer,
     addr: SocketAddr,
-    links: Arc<Links>,
-    seen: watch::Receiver<Seen>,
+    links: Arc<GrpcPeerLinks>,
+    seen: watch::Receiver<RecordedItems>,
 }
 
-impl Node {
+impl LinkTestNode {
     async fn start(incarnation: u64) -> Self {
-        Self::start_with(incarnation, &[SECRET], LinkSettings { lanes: 2, ..LinkSettings::default() }).await
+        Self::start_with(incarnation, &[SECRET], LinkSettings { streams: 2, ..LinkSettings::default() }).await
     }
 
     async fn start_with(incarnation: u64, secrets: &[[u8; 32]], settings: LinkSettings) -> Self {
@@ -128,12 +129,12 @@ impl Node {
     }
 
     async fn with(incarnation: u64, tls: PeerTls, settings: LinkSettings) -> Self {
-        let (sender, seen) = watch::channel(Seen::default());
+        let (sender, seen) = watch::channel(RecordedItems::default());
         let peer = Peer { node_id: format!("node-{incarnation}").into(), incarnation };
         let tasks = Arc::new(Tasks::new(Handle::current()));
-        let recorder = Arc::new(Recorder { seen: sender, links: OnceLock::new() });
+        let recorder = Arc::new(InboundRecorder { seen: sender, links: OnceLock::new() });
         let inbound = Arc::clone(&recorder) as Arc<dyn Inbound>;
-        let links = Arc::new(Links::new(peer.clone(), tls, inbound, tasks, settings));
+        let links = Arc::new(GrpcPeerLinks::new(peer.clone(), tls, inbound, tasks, settings));
         recorder.links.set(Arc::downgrade(&links)).expect("it is set once");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
@@ -152,18 +153,18 @@ impl Node {
         }
     }
 
-    fn send(&self, to: &Self, channel: &str, sequence: u64) -> Receipt {
+    fn send(&self, to: &Self, channel: &str, sequence: u64) -> PeerAck {
         self.send_bytes(to, channel, sequence, 16)
     }
 
-    /// The channel's name makes its lane.
-    fn send_bytes(&self, to: &Self, channel: &str, sequence: u64, bytes: usize) -> Receipt {
+    /// Sends a message; the channel's name chooses the stream.
+    fn send_bytes(&self, to: &Self, channel: &str, sequence: u64, bytes: usize) -> PeerAck {
         let forward = forward(self.peer.incarnation, channel, sequence, bytes);
         let hash = channel.bytes().map(u64::from).sum();
         self.links.send(to.peer.incarnation, hash, &forward)
     }
 
-    async fn until(&self, what: &str, holds: impl FnMut(&Seen) -> bool) -> Seen {
+    async fn until(&self, what: &str, holds: impl FnMut(&RecordedItems) -> bool) -> RecordedItems {
         let mut seen = self.seen.clone();
         let reached = timeout(DEADLINE, seen.wait_for(holds)).await;
         match reached {
@@ -178,12 +179,12 @@ fn key(secrets: &[[u8; 32]]) -> ClusterKey {
     ClusterKey::parse(&lines.join("\n")).expect("one or two lines")
 }
 
-fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Item {
+fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> PeerItem {
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel));
     let data = RawValue::from_string(format!("\"{}\"", "x".repeat(bytes))).expect("a text is JSON");
     let message =
         Message { id: "m".into(), id_given: false, sequence, name: None, data: Some(data), extras: None };
-    let published = Published::new(
+    let published = PublishedMessages::new(
         key,
         incarnation,
         5,
@@ -192,5 +193,5 @@ fn forward(incarnation: u64, channel: &str, sequence: u64, bytes: usize) -> Item
         "kid".into(),
         vec![message],
     );
-    Item::forward(&published, None)
+    PeerItem::forward(&published, None)
 }

@@ -1,36 +1,36 @@
-//! What each node says of itself, and the view that others have of it.
+//! Facts that each node gossips of itself, and the view that other nodes have of it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::liveness::State;
+use super::liveness::LivenessState;
 
-/// What a node says of itself. Nothing here may change often: each change goes to every node.
+/// Gossiped facts of a node. Must change rarely: each change goes to every node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// Where other nodes connect, `host:port`; none until it is bound.
+    /// Peer address, `host:port`; none until the listener is bound.
     pub peer: Option<String>,
-    /// Where clients connect.
+    /// Client address.
     pub listen: String,
     pub version: String,
-    /// Of the protocol between nodes.
+    /// Minor version of the protocol between nodes.
     pub protocol_minor: u32,
     pub ready: bool,
     pub draining: bool,
-    /// Others have linked to it in this run.
+    /// True once other nodes have linked to this incarnation.
     pub met: bool,
-    /// It has done all that it had to do. Who has no link to it knows from this that it has not died.
+    /// True once the node has finished its drain. Nodes without a link to it know from this that it did not fail.
     pub left: bool,
 }
 
-/// Texts that others gossip are cut off here.
+/// Longest text that is accepted from gossip; a longer one counts as missing.
 const TEXT_BYTES_MAX: usize = 256;
 const INCARNATION: &str = "incarnation";
 const MET: &str = "met";
 const LEFT: &str = "left";
 
 impl Facts {
-    /// As they are gossiped. Keys that a node does not know it lets be.
+    /// Gossip entries of the facts. A node ignores keys that it does not know.
     pub(super) fn entries(&self, incarnation: u64) -> [(&'static str, String); 9] {
         [
             (INCARNATION, format!("{incarnation:016x}")),
@@ -45,7 +45,7 @@ impl Facts {
         ]
     }
 
-    /// None while not all that is needed has arrived.
+    /// Reads gossip entries. None until all required entries have arrived.
     pub(super) fn read<'a>(get: impl Fn(&str) -> Option<&'a str>) -> Option<(u64, Self)> {
         let text = |key| get(key).filter(|text| text.len() <= TEXT_BYTES_MAX).map(str::to_owned);
         let incarnation = u64::from_str_radix(get(INCARNATION)?, 16).ok()?;
@@ -63,39 +63,39 @@ impl Facts {
     }
 }
 
-/// Another node, in the run of it that counts.
+/// Another node, by the incarnation of it that counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct ClusterMember {
     pub node_id: Arc<str>,
-    /// Of this run, and of no other run of any node.
+    /// Unique id of this incarnation, in all of the cluster.
     pub incarnation: u64,
-    /// Rises with every run of the node whose clock does not go back.
+    /// Rises with every incarnation of the node unless its clock goes back.
     pub generation: u64,
     pub gossip: SocketAddr,
     pub facts: Facts,
-    pub state: State,
-    /// It is dead for this node, and others hear it.
-    pub is_elsewhere: bool,
+    pub state: LivenessState,
+    /// True if the node is down for this node, and other nodes still hear it.
+    pub is_seen_by_others: bool,
 }
 
-impl Member {
-    /// In good order, also where its goodbye did not come here.
+impl ClusterMember {
+    /// True if the node has left cleanly, even if its goodbye did not arrive here.
     pub fn has_left(&self) -> bool {
-        self.facts.left && self.state != State::Alive
+        self.facts.left && self.state != LivenessState::Alive
     }
 
     /// Incarnation and generation.
-    pub(super) fn run(&self) -> (u64, u64) {
+    pub(super) fn incarnation_key(&self) -> (u64, u64) {
         (self.incarnation, self.generation)
     }
 }
 
-/// Every other node that is known, by node id. The dead are gone after 15 minutes.
+/// All other known nodes, by node id. Nodes that are down are removed after 15 minutes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Members(pub Vec<Member>);
+pub struct ClusterMembers(pub Vec<ClusterMember>);
 
-impl Members {
-    pub fn get(&self, node_id: &str) -> Option<&Member> {
+impl ClusterMembers {
+    pub fn get(&self, node_id: &str) -> Option<&ClusterMember> {
         self.0.iter().find(|member| *member.node_id == *node_id)
     }
 }

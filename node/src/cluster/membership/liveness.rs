@@ -1,111 +1,122 @@
-//! Who is alive: a state machine that is given the time and what was heard, and says whom to probe.
+//! Failure detection: a state machine that receives the time and the sightings of peers, and returns the peers to probe.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Silence after which a node is asked directly, as long as nothing is wrong.
+/// Silence after which a live node is probed directly.
 const ASK_AFTER: Duration = Duration::from_millis(500);
 pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(1_500);
-/// What a suspect has to answer a probe.
+/// Time that a suspect has to answer a probe.
 const ANSWER_WITHIN: Duration = Duration::from_millis(800);
 const ASK_EVERY: Duration = Duration::from_millis(250);
-/// The dead are asked too, so that they are noticed when they are back.
-const ASK_DEAD_EVERY: Duration = Duration::from_secs(1);
-/// We did not run, so others could not be heard: that is no silence of theirs.
+/// Interval at which nodes that are down are probed, so that their return is noticed.
+const ASK_DOWN_EVERY: Duration = Duration::from_secs(1);
+/// Delay of a tick from which on the silence of others does not count, because this node itself did not run.
 const LATE: Duration = Duration::from_millis(300);
-/// Others may hold us dead by now.
+/// Delay of a tick from which on other nodes may hold this node for down.
 const PAUSED: Duration = Duration::from_secs(2);
 
-/// What this node knows of whether another one runs.
+/// State of another node as this node sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum LivenessState {
     Alive,
-    /// Not heard for 1.5 s, or not heard yet at all.
+    /// Nothing received for 1.5 s, or never yet.
     Suspect,
-    /// Not heard, and a direct probe was not answered either.
-    Dead,
+    /// Nothing received, and a direct probe was not answered either.
+    Down,
 }
 
 #[derive(Debug)]
-struct Watched {
-    /// None: never.
-    heard: Option<Instant>,
+struct WatchedMember {
+    /// None: never seen.
+    last_seen: Option<Instant>,
     since: Instant,
     asked: Option<Instant>,
-    /// When the first probe went out since it is a suspect.
-    doubted: Option<Instant>,
-    state: State,
+    /// When the first probe was sent since the node became a suspect.
+    probed_since: Option<Instant>,
+    state: LivenessState,
 }
 
-/// What is to be done now.
+/// Actions that a tick asks for.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::cluster) struct Due {
+pub(in crate::cluster) struct LivenessActions {
     /// Incarnations to probe.
     pub(in crate::cluster) ask: Vec<u64>,
-    /// For how long nobody could be heard because this node itself did not run.
+    /// Time for which nothing could be received because this node itself did not run.
     pub(super) late: Duration,
-    /// For how long this node itself did not run, if others may have noticed.
-    pub(super) paused: Option<Duration>,
+    /// Time for which this node itself did not run, if other nodes may have noticed.
+    pub(super) stalled_for: Option<Duration>,
 }
 
-/// Everybody who is watched, by incarnation.
+/// All watched members, by incarnation.
 #[derive(Debug)]
 pub(in crate::cluster) struct Liveness {
     every: Duration,
     ticked: Instant,
-    watched: HashMap<u64, Watched>,
+    watched: HashMap<u64, WatchedMember>,
 }
 
 impl Liveness {
-    /// [`Liveness::tick`] is going to be called once in `every`.
+    /// Creates the detector. [`Liveness::tick`] must be called once in `every`.
     pub(in crate::cluster) fn new(every: Duration, now: Instant) -> Self {
         Self { every, ticked: now, watched: HashMap::new() }
     }
 
-    /// Watches exactly these; who is new is a suspect until it is heard.
+    /// Watches exactly these incarnations. A new one is a suspect until it is seen.
     pub(in crate::cluster) fn watch(
         &mut self,
         incarnations: impl Iterator<Item = u64> + Clone,
         now: Instant,
     ) {
         for incarnation in incarnations.clone() {
-            let new =
-                || Watched { heard: None, since: now, asked: None, doubted: None, state: State::Suspect };
+            let new = || WatchedMember {
+                last_seen: None,
+                since: now,
+                asked: None,
+                probed_since: None,
+                state: LivenessState::Suspect,
+            };
             self.watched.entry(incarnation).or_insert_with(new);
         }
         self.watched.retain(|watched, _| incarnations.clone().any(|incarnation| incarnation == *watched));
     }
 
-    /// `at` is when something came that only this run of the node can have sent.
-    pub(in crate::cluster) fn heard(&mut self, incarnation: u64, at: Instant) {
+    /// Records a sighting: at `at` something arrived that only this incarnation can have sent.
+    pub(in crate::cluster) fn record_seen(&mut self, incarnation: u64, at: Instant) {
         let Some(watched) = self.watched.get_mut(&incarnation) else { return };
-        if watched.heard.is_none_or(|heard| heard < at) {
-            let (heard, doubted) = (Some(at), None);
-            *watched = Watched { heard, since: at, doubted, state: State::Alive, ..*watched };
+        if watched.last_seen.is_none_or(|last_seen| last_seen < at) {
+            let (last_seen, doubted) = (Some(at), None);
+            *watched = WatchedMember {
+                last_seen,
+                since: at,
+                probed_since: doubted,
+                state: LivenessState::Alive,
+                ..*watched
+            };
         }
     }
 
-    pub(in crate::cluster) fn state(&self, incarnation: u64) -> State {
-        self.watched.get(&incarnation).map_or(State::Suspect, |watched| watched.state)
+    pub(in crate::cluster) fn state(&self, incarnation: u64) -> LivenessState {
+        self.watched.get(&incarnation).map_or(LivenessState::Suspect, |watched| watched.state)
     }
 
-    /// When it was heard last.
-    pub(super) fn heard_at(&self, incarnation: u64) -> Option<Instant> {
-        self.watched.get(&incarnation).and_then(|watched| watched.heard)
+    /// When the incarnation was last seen.
+    pub(super) fn last_seen(&self, incarnation: u64) -> Option<Instant> {
+        self.watched.get(&incarnation).and_then(|watched| watched.last_seen)
     }
 
-    /// To be called after all that was heard has been told.
-    pub(in crate::cluster) fn tick(&mut self, now: Instant) -> Due {
+    /// Updates all states. Must be called after all sightings have been recorded.
+    pub(in crate::cluster) fn tick(&mut self, now: Instant) -> LivenessActions {
         let gap = now.saturating_duration_since(self.ticked);
         let late = gap.saturating_sub(self.every);
         self.ticked = now;
         let paused = (late >= PAUSED).then_some(gap);
         let late = if late >= LATE { late } else { Duration::ZERO };
-        let mut due = Due { ask: Vec::new(), late, paused };
+        let mut due = LivenessActions { ask: Vec::new(), late, stalled_for: paused };
         for (incarnation, watched) in &mut self.watched {
-            if watched.state != State::Dead {
+            if watched.state != LivenessState::Down {
                 watched.since = (watched.since + late).min(now);
-                watched.doubted = watched.doubted.map(|doubted| (doubted + late).min(now));
+                watched.probed_since = watched.probed_since.map(|doubted| (doubted + late).min(now));
             }
             if watched.due(now) {
                 due.ask.push(*incarnation);
@@ -115,28 +126,29 @@ impl Liveness {
     }
 }
 
-impl Watched {
-    /// Whether it is to be probed now; its state follows the silence.
+impl WatchedMember {
+    /// Updates the state from the silence. True if the member must be probed now.
     fn due(&mut self, now: Instant) -> bool {
         let silence = now.saturating_duration_since(self.since);
-        let unheard = self.heard.is_none();
-        if self.state == State::Alive && silence >= SUSPECT_AFTER {
-            self.state = State::Suspect;
+        let unheard = self.last_seen.is_none();
+        if self.state == LivenessState::Alive && silence >= SUSPECT_AFTER {
+            self.state = LivenessState::Suspect;
         }
         let unanswered =
-            self.doubted.is_some_and(|doubted| now.saturating_duration_since(doubted) >= ANSWER_WITHIN);
-        if self.state == State::Suspect && silence >= SUSPECT_AFTER && unanswered {
-            self.state = State::Dead;
+            self.probed_since.is_some_and(|doubted| now.saturating_duration_since(doubted) >= ANSWER_WITHIN);
+        if self.state == LivenessState::Suspect && silence >= SUSPECT_AFTER && unanswered {
+            self.state = LivenessState::Down;
         }
-        let every = if self.state == State::Dead { ASK_DEAD_EVERY } else { ASK_EVERY };
+        let every = if self.state == LivenessState::Down { ASK_DOWN_EVERY } else { ASK_EVERY };
         let asked = self.asked.is_some_and(|asked| now.saturating_duration_since(asked) < every);
-        if asked && self.doubted.is_some() == (self.state != State::Alive) || silence < ASK_AFTER && !unheard
+        if asked && self.probed_since.is_some() == (self.state != LivenessState::Alive)
+            || silence < ASK_AFTER && !unheard
         {
             return false;
         }
         self.asked = Some(now);
-        if self.state != State::Alive {
-            self.doubted.get_or_insert(now);
+        if self.state != LivenessState::Alive {
+            self.probed_since.get_or_insert(now);
         }
         true
     }
@@ -149,13 +161,13 @@ mod tests {
     const EVERY: Duration = Duration::from_millis(100);
     const A: u64 = 1;
 
-    struct Run {
+    struct LivenessTest {
         liveness: Liveness,
         start: Instant,
         now_ms: u64,
     }
 
-    impl Run {
+    impl LivenessTest {
         fn new() -> Self {
             let start = Instant::now();
             let mut liveness = Liveness::new(EVERY, start);
@@ -163,9 +175,9 @@ mod tests {
             Self { liveness, start, now_ms: 0 }
         }
 
-        fn heard() -> Self {
+        fn seen() -> Self {
             let mut run = Self::new();
-            run.hear();
+            run.see();
             run
         }
 
@@ -173,22 +185,22 @@ mod tests {
             self.start + Duration::from_millis(self.now_ms)
         }
 
-        fn hear(&mut self) {
-            self.liveness.heard(A, self.now());
+        fn see(&mut self) {
+            self.liveness.record_seen(A, self.now());
         }
 
-        fn state(&self) -> State {
+        fn state(&self) -> LivenessState {
             self.liveness.state(A)
         }
 
         /// Times of probes, and of changes to another state, until `until_ms`.
-        fn until(&mut self, until_ms: u64) -> (Vec<u64>, Vec<(u64, State)>) {
+        fn until(&mut self, until_ms: u64) -> (Vec<u64>, Vec<(u64, LivenessState)>) {
             let (mut probes, mut changes) = (Vec::new(), Vec::new());
             while self.now_ms < until_ms {
                 self.now_ms += 100;
                 let before = self.state();
                 let due = self.liveness.tick(self.now());
-                assert_eq!(due.paused, None);
+                assert_eq!(due.stalled_for, None);
                 probes.extend(due.ask.iter().map(|_| self.now_ms));
                 changes.extend((self.state() != before).then(|| (self.now_ms, self.state())));
             }
@@ -198,83 +210,86 @@ mod tests {
 
     #[test]
     fn silent_peer_is_suspected_probed_and_down_within_3s() {
-        let mut run = Run::heard();
+        let mut run = LivenessTest::seen();
         let (probes, changes) = run.until(5_000);
-        assert_eq!(changes, [(1_500, State::Suspect), (2_300, State::Dead)]);
+        assert_eq!(changes, [(1_500, LivenessState::Suspect), (2_300, LivenessState::Down)]);
         assert_eq!(probes[..5], [500, 800, 1_100, 1_400, 1_500]);
         assert!(probes.iter().any(|at| (2_300..=3_500).contains(at)), "{probes:?}");
     }
 
     #[test]
     fn an_answer_keeps_a_silent_node_alive() {
-        let mut run = Run::heard();
-        assert_eq!(run.until(1_600).1, [(1_500, State::Suspect)]);
-        run.hear();
-        assert_eq!(run.state(), State::Alive);
+        let mut run = LivenessTest::seen();
+        assert_eq!(run.until(1_600).1, [(1_500, LivenessState::Suspect)]);
+        run.see();
+        assert_eq!(run.state(), LivenessState::Alive);
         assert_eq!(run.until(3_000).1, []);
-        assert_eq!(run.until(4_000).1, [(3_100, State::Suspect), (3_900, State::Dead)]);
+        assert_eq!(run.until(4_000).1, [(3_100, LivenessState::Suspect), (3_900, LivenessState::Down)]);
     }
 
     #[test]
-    fn down_peer_that_is_heard_again_is_alive() {
-        let mut run = Run::heard();
+    fn down_peer_with_a_new_heartbeat_is_alive() {
+        let mut run = LivenessTest::seen();
         run.until(20_000);
-        assert_eq!(run.state(), State::Dead);
+        assert_eq!(run.state(), LivenessState::Down);
         let before = run.now() - Duration::from_secs(20);
-        run.liveness.heard(A, before);
-        assert_eq!(run.state(), State::Dead, "that was known");
-        run.hear();
-        assert_eq!(run.state(), State::Alive);
+        run.liveness.record_seen(A, before);
+        assert_eq!(run.state(), LivenessState::Down, "that was known");
+        run.see();
+        assert_eq!(run.state(), LivenessState::Alive);
         assert_eq!(run.until(21_400).1, []);
     }
 
     #[test]
-    fn peer_never_heard_is_probed_at_once_and_down_in_the_end() {
-        let mut run = Run::new();
-        assert_eq!(run.state(), State::Suspect);
+    fn peer_without_heartbeats_is_probed_at_once_and_goes_down() {
+        let mut run = LivenessTest::new();
+        assert_eq!(run.state(), LivenessState::Suspect);
         let (probes, changes) = run.until(2_500);
         assert_eq!(probes[0], 100);
-        assert_eq!(changes, [(1_500, State::Dead)]);
-        let mut run = Run::new();
+        assert_eq!(changes, [(1_500, LivenessState::Down)]);
+        let mut run = LivenessTest::new();
         run.until(300);
-        run.hear();
+        run.see();
         assert_eq!(run.until(1_000).1, []);
-        assert_eq!(run.state(), State::Alive);
+        assert_eq!(run.state(), LivenessState::Alive);
     }
 
     #[test]
-    fn peer_that_is_heard_regularly_is_not_probed() {
-        let mut run = Run::heard();
+    fn peer_with_regular_heartbeats_is_not_probed() {
+        let mut run = LivenessTest::seen();
         for until_ms in (400..8_000).step_by(400) {
             assert_eq!(run.until(until_ms), (vec![], vec![]));
-            run.hear();
+            run.see();
         }
     }
 
     #[test]
     fn own_delay_is_no_silence_of_others() {
         for late_ms in [1_000, 5_000, 60_000] {
-            let mut run = Run::heard();
+            let mut run = LivenessTest::seen();
             run.until(1_000);
             run.now_ms += 100 + late_ms;
             let due = run.liveness.tick(run.now());
             let gap = Duration::from_millis(100 + late_ms);
             assert_eq!(due.late, Duration::from_millis(late_ms));
-            assert_eq!(due.paused, (late_ms >= 2_000).then_some(gap));
-            assert_eq!(run.state(), State::Alive, "{late_ms}");
+            assert_eq!(due.stalled_for, (late_ms >= 2_000).then_some(gap));
+            assert_eq!(run.state(), LivenessState::Alive, "{late_ms}");
             let resumed = run.now_ms;
             let (_, changes) = run.until(resumed + 3_000);
-            assert_eq!(changes, [(resumed + 400, State::Suspect), (resumed + 1_200, State::Dead)]);
+            assert_eq!(
+                changes,
+                [(resumed + 400, LivenessState::Suspect), (resumed + 1_200, LivenessState::Down)]
+            );
         }
     }
 
     #[test]
-    fn only_who_is_known_is_watched() {
-        let mut run = Run::heard();
-        run.liveness.heard(7, run.now());
-        assert_eq!(run.liveness.state(7), State::Suspect);
+    fn only_known_peers_are_watched() {
+        let mut run = LivenessTest::seen();
+        run.liveness.record_seen(7, run.now());
+        assert_eq!(run.liveness.state(7), LivenessState::Suspect);
         run.liveness.watch([7].into_iter(), run.now());
         assert_eq!(run.liveness.watched.len(), 1);
-        assert_eq!(run.state(), State::Suspect);
+        assert_eq!(run.state(), LivenessState::Suspect);
     }
 }

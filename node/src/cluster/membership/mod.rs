@@ -1,17 +1,17 @@
-//! Who is in the cluster, what each node says of itself, and who is alive.
+//! Membership: the nodes of the cluster, the facts that each gossips, and their liveness.
 //!
-//! Facts travel by gossip (chitchat). Whether a node lives is decided here, by what it sent to this node itself.
+//! Facts travel by gossip (chitchat). Liveness is decided here, by the packets that this node itself receives.
 
-mod contest;
+mod duplicate_id;
 mod facts;
+mod indirect_heartbeats;
 mod liveness;
-mod relayed;
-mod run;
 mod sealed;
 #[cfg(test)]
 mod tests;
 mod transport;
 mod window;
+mod worker;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -19,43 +19,43 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-pub use facts::{Facts, Member, Members};
+pub use facts::{ClusterMember, ClusterMembers, Facts};
 #[cfg(test)]
 pub(super) use liveness::Liveness;
-pub use liveness::State;
+pub use liveness::LivenessState;
 
 use super::ClusterKey;
+use crate::dns_cache::DnsCache;
 use crate::model::Clock;
-use crate::names::Names;
-use crate::pulse;
+use crate::stall_detector;
 use crate::tasks::Tasks;
 
-/// So that a burst of datagrams waits for a thread that is late, and is not lost.
+/// Receive buffer of the socket, so that a burst of datagrams waits for a late thread and is not lost.
 const RECEIVE_BYTES: usize = 1 << 20;
 
-/// What a node brings along to be a member.
+/// Parameters of a member.
 pub struct Options {
     pub node_id: Arc<str>,
-    /// 48 random bits, new in every run.
+    /// 48 random bits, new in every incarnation.
     pub incarnation: u64,
     pub socket: UdpSocket,
-    /// Where others reach the socket.
+    /// Address at which other nodes reach the socket.
     pub advertise: SocketAddr,
-    /// Each a host and a port of gossip.
+    /// Gossip addresses of the seeds, each `host:port`.
     pub seeds: Vec<String>,
-    /// Where they are looked up.
-    pub names: Names,
+    /// DNS cache for the seeds.
+    pub names: DnsCache,
     pub key: ClusterKey,
     pub facts: Facts,
     pub clock: Clock,
 }
 
-/// This node among the others. Its thread ends when the tasks that it was started with are told to stop. Where another node has the same
-/// id and goes on these have failed.
+/// Membership of this node. Its thread ends when its tasks are told to stop. If another node has the same id and keeps running, the tasks
+/// are failed.
 #[derive(Debug)]
 pub struct Membership {
     facts: watch::Sender<Facts>,
-    members: watch::Receiver<Arc<Members>>,
+    members: watch::Receiver<Arc<ClusterMembers>>,
 }
 
 impl Membership {
@@ -63,11 +63,11 @@ impl Membership {
         let Options { node_id, incarnation, socket, advertise, seeds, names, key, facts, clock } = options;
         transport::begin_metrics();
         metrics::counter!("fanfare_pauses_total").increment(0);
-        // A smaller buffer is no reason to stay alone.
+        // A smaller buffer is no reason to fail.
         socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BYTES).ok();
         socket.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
-            .on_thread_unpark(pulse::pass)
+            .on_thread_unpark(stall_detector::halt_if_stalled)
             .enable_all()
             .build()?;
         let socket = {
@@ -75,9 +75,9 @@ impl Membership {
             tokio::net::UdpSocket::from_std(socket)?
         };
         let (facts, facts_seen) = watch::channel(facts);
-        let (members_told, members) = watch::channel(Arc::new(Members::default()));
-        let run = run::Run {
-            wire: transport::Wire::new(socket, sealed::Sealed::new(key, incarnation)),
+        let (members_sender, members) = watch::channel(Arc::new(ClusterMembers::default()));
+        let run = worker::MembershipWorker {
+            wire: transport::GossipWire::new(socket, sealed::DatagramSealer::new(key, incarnation)),
             node_id,
             incarnation,
             generation: clock.highest_ms(),
@@ -85,10 +85,10 @@ impl Membership {
             seeds,
             names,
             facts: facts_seen,
-            members: members_told,
-            contests: contest::Contests::default(),
-            relayed: relayed::Relayed::default(),
-            told: None,
+            members: members_sender,
+            duplicate_ids: duplicate_id::DuplicateIds::default(),
+            indirect_heartbeats: indirect_heartbeats::IndirectHeartbeats::default(),
+            reported_at: None,
             ends: None,
             failed: tasks.failed(),
         };
@@ -96,30 +96,30 @@ impl Membership {
         tasks.spawn_thread("membership", move || {
             raise_priority();
             runtime.block_on(stopping.run_until_cancelled(run.run()));
-            // A name that is being looked up is not waited for.
+            // Look-ups that are under way are not waited for.
             runtime.shutdown_background();
         })?;
         Ok(Self { facts, members })
     }
 
-    /// The others; the view changes when a node comes, goes, or says something else of itself.
-    pub fn members(&self) -> watch::Receiver<Arc<Members>> {
+    /// The other nodes. The view changes when a node joins or leaves, or changes its facts.
+    pub fn members(&self) -> watch::Receiver<Arc<ClusterMembers>> {
         self.members.clone()
     }
 
-    /// Where those gossip that are not dead.
+    /// Gossip addresses of all nodes that are not down.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         let members = self.members.borrow();
-        let living = members.0.iter().filter(|member| member.state != State::Dead);
+        let living = members.0.iter().filter(|member| member.state != LivenessState::Down);
         living.map(|member| member.gossip).collect()
     }
 
-    /// What is said of this node, for whoever changes it later.
+    /// Sender through which the facts of this node are changed later.
     pub fn facts(&self) -> watch::Sender<Facts> {
         self.facts.clone()
     }
 
-    /// Says something else of this node from now on.
+    /// Changes the facts of this node.
     pub fn update(&self, change: impl FnOnce(&mut Facts)) {
         self.facts.send_if_modified(|facts| {
             let before = facts.clone();
@@ -129,7 +129,8 @@ impl Membership {
     }
 }
 
-/// Before what serves clients, so that a busy node is not held for dead. Where that is not allowed the thread is as good as any.
+/// Raises the priority of this thread above that of the threads that serve clients, so that a busy node is not taken for down. Without the
+/// permission the priority stays as it is.
 #[expect(unsafe_code, reason = "there is no safe call for the priority of a thread")]
 fn raise_priority() {
     #[cfg(target_os = "linux")]

@@ -4,26 +4,26 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::*;
-use crate::names::of_system;
+use crate::dns_cache::system_lookup;
 
 const ONE: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OTHER: &str = "IAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-struct Node {
+struct MembershipTestNode {
     membership: Membership,
     incarnation: u64,
     address: SocketAddr,
     tasks: Tasks,
 }
 
-impl Node {
+impl MembershipTestNode {
     fn start(name: &str, key: &str, seeds: &[SocketAddr], now_ms: u64) -> Self {
         let seeds = seeds.iter().map(SocketAddr::to_string).collect();
-        Self::seeking(name, key, (seeds, Names::new()), now_ms)
+        Self::seeking(name, key, (seeds, DnsCache::new()), now_ms)
     }
 
-    fn seeking(name: &str, key: &str, (seeds, names): (Vec<String>, Names), now_ms: u64) -> Self {
+    fn seeking(name: &str, key: &str, (seeds, names): (Vec<String>, DnsCache), now_ms: u64) -> Self {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
         let address = socket.local_addr().expect("it is bound");
         let incarnation = u64::from_be_bytes(crate::model::random_bytes());
@@ -43,7 +43,7 @@ impl Node {
         Self { membership, incarnation, address, tasks }
     }
 
-    async fn until(&self, what: &str, reached: impl Fn(&Members) -> bool) {
+    async fn until(&self, what: &str, reached: impl Fn(&ClusterMembers) -> bool) {
         let mut members = self.membership.members();
         let seen = tokio::time::timeout(WAIT_MAX, members.wait_for(|members| reached(members))).await;
         let reached = matches!(seen, Ok(Ok(_)));
@@ -54,24 +54,24 @@ impl Node {
         self.until("others are alive", |members| {
             members.0.len() == others.len()
                 && others.iter().all(|(name, node)| {
-                    let alive = |member: &Member| (member.incarnation, member.state);
-                    members.get(name).map(alive) == Some((node.incarnation, State::Alive))
+                    let alive = |member: &ClusterMember| (member.incarnation, member.state);
+                    members.get(name).map(alive) == Some((node.incarnation, LivenessState::Alive))
                 })
         })
         .await;
     }
 
-    /// As if it were killed: nothing is said to anybody.
+    /// Ends the node without a goodbye, as if it were killed.
     async fn end(self) -> SocketAddr {
         self.tasks.stop(Duration::ZERO).await;
         self.address
     }
 }
 
-async fn three() -> [Node; 3] {
-    let a = Node::start("a", ONE, &[], 1);
-    let b = Node::start("b", ONE, &[a.address], 1);
-    let c = Node::start("c", ONE, &[a.address], 1);
+async fn three() -> [MembershipTestNode; 3] {
+    let a = MembershipTestNode::start("a", ONE, &[], 1);
+    let b = MembershipTestNode::start("b", ONE, &[a.address], 1);
+    let c = MembershipTestNode::start("c", ONE, &[a.address], 1);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
     c.until_alive(&[("a", &a), ("b", &b)]).await;
@@ -105,14 +105,15 @@ async fn vanished_node_is_down_in_3s_and_restarts_as_another() {
     c.end().await;
     let ended = Instant::now();
     for node in [&a, &b] {
-        let dead = |members: &Members| members.get("c").expect("it is known").state == State::Dead;
+        let dead =
+            |members: &ClusterMembers| members.get("c").expect("it is known").state == LivenessState::Down;
         node.until("c is dead", dead).await;
     }
     assert!(ended.elapsed() < Duration::from_secs(3), "{:?}", ended.elapsed());
     assert!(ended.elapsed() > Duration::from_millis(1_500), "{:?}", ended.elapsed());
 
-    // The clock of the next run stands where that of the former one stood.
-    let c = Node::start("c", ONE, &[b.address], generation);
+    // The clock of the next incarnation reads what the earlier one's did.
+    let c = MembershipTestNode::start("c", ONE, &[b.address], generation);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
     for node in [a, b, c] {
@@ -122,18 +123,18 @@ async fn vanished_node_is_down_in_3s_and_restarts_as_another() {
 
 #[tokio::test]
 async fn incarnation_with_clock_behind_gets_a_higher_generation() {
-    let a = Node::start("a", ONE, &[], 1);
-    let b = Node::start("b", ONE, &[a.address], 1_000);
-    let c = Node::start("c", ONE, &[a.address], 1);
+    let a = MembershipTestNode::start("a", ONE, &[], 1);
+    let b = MembershipTestNode::start("b", ONE, &[a.address], 1_000);
+    let c = MembershipTestNode::start("c", ONE, &[a.address], 1);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.end().await;
-    let b = Node::start("b", ONE, &[a.address], 10);
+    let b = MembershipTestNode::start("b", ONE, &[a.address], 10);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
-    // Who has died by then stays dead.
+    // A node that was down by then stays down.
     c.end().await;
-    let state = |members: &Members| members.get("c").map(|member| member.state);
-    b.until("c is dead", |members| state(members) == Some(State::Dead)).await;
+    let state = |members: &ClusterMembers| members.get("c").map(|member| member.state);
+    b.until("c is dead", |members| state(members) == Some(LivenessState::Down)).await;
     let mut views = b.membership.members();
     views.mark_unchanged();
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -144,18 +145,18 @@ async fn incarnation_with_clock_behind_gets_a_higher_generation() {
         }
     };
     let generation =
-        |members: &Members| members.get("b").map(|member| (member.incarnation, member.generation));
+        |members: &ClusterMembers| members.get("b").map(|member| (member.incarnation, member.generation));
     let raised = async {
         a.until("b is above its former run", |members| generation(members) == Some((b.incarnation, 1_001)))
             .await;
-        // It hears of the others by then, and looks at them.
+        // By then the node knows the others and watches them.
         tokio::time::sleep(Duration::from_secs(1)).await;
     };
     tokio::select! {
         () = raised => {}
         () = collecting => unreachable!("b has ended"),
     }
-    assert!(seen.lock().iter().all(|state| *state == Some(State::Dead)), "{:?}", seen.lock());
+    assert!(seen.lock().iter().all(|state| *state == Some(LivenessState::Down)), "{:?}", seen.lock());
     for node in [a, b] {
         node.end().await;
     }
@@ -165,19 +166,19 @@ async fn incarnation_with_clock_behind_gets_a_higher_generation() {
 async fn newcomer_with_id_of_a_live_node_ends_and_takes_no_place() {
     let [a, b, c] = three().await;
     b.membership.update(|facts| facts.ready = true);
-    let is_ready = |members: &Members| members.get("b").is_some_and(|member| member.facts.ready);
+    let is_ready = |members: &ClusterMembers| members.get("b").is_some_and(|member| member.facts.ready);
     a.until("b is ready", is_ready).await;
     // Whether its clock is ahead or behind.
     for now_ms in [1_000, 0] {
-        let other = Node::start("b", ONE, &[c.address], now_ms);
+        let other = MembershipTestNode::start("b", ONE, &[c.address], now_ms);
         let ended = tokio::time::timeout(WAIT_MAX, other.tasks.failed().cancelled_owned()).await;
         assert!(ended.is_ok(), "{:?}", other.membership.members().borrow());
         other.end().await;
         a.until_alive(&[("b", &b), ("c", &c)]).await;
         c.until_alive(&[("a", &a), ("b", &b)]).await;
     }
-    // And who comes later finds the one that was there.
-    let d = Node::start("d", ONE, &[a.address], 1);
+    // A later node finds the one that was there first.
+    let d = MembershipTestNode::start("d", ONE, &[a.address], 1);
     d.until_alive(&[("a", &a), ("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c), ("d", &d)]).await;
     assert!(!b.tasks.failed().is_cancelled());
@@ -189,18 +190,19 @@ async fn newcomer_with_id_of_a_live_node_ends_and_takes_no_place() {
 #[tokio::test]
 async fn later_of_two_unmet_nodes_with_one_id_goes_on() {
     static FOUND: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
-    let names = Names::by(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
-    let earlier = Node::start("b", ONE, &[], 1);
-    let later = Node::seeking("b", ONE, (vec!["nodes.example:1".to_owned()], names), 2);
+    let names =
+        DnsCache::with_resolver(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
+    let earlier = MembershipTestNode::start("b", ONE, &[], 1);
+    let later = MembershipTestNode::seeking("b", ONE, (vec!["nodes.example:1".to_owned()], names), 2);
     for node in [&earlier, &later] {
         node.membership.update(|facts| (facts.ready, facts.met) = (true, true));
     }
     FOUND.lock().push(earlier.address);
     let ended = tokio::time::timeout(WAIT_MAX, earlier.tasks.failed().cancelled_owned()).await;
     assert!(ended.is_ok() && !later.tasks.failed().is_cancelled());
-    // As a node does that is to stop.
+    // Draining, as before a stop.
     earlier.membership.update(|facts| facts.draining = true);
-    let a = Node::start("a", ONE, &[earlier.address, later.address], 1);
+    let a = MembershipTestNode::start("a", ONE, &[earlier.address, later.address], 1);
     a.until_alive(&[("b", &later)]).await;
     for node in [a, earlier, later] {
         node.end().await;
@@ -216,13 +218,13 @@ async fn changed_facts_of_a_node_are_known_at_once() {
         b.membership.update(|facts| facts.draining = draining);
         for node in [&a, &c] {
             let is_known =
-                |members: &Members| members.get("b").expect("it is known").facts.draining == draining;
+                |members: &ClusterMembers| members.get("b").expect("it is known").facts.draining == draining;
             node.until("b is heard", is_known).await;
         }
         took.push(begun.elapsed());
     }
     took.sort_unstable();
-    // A view is told every 100 ms. By the turns of gossip alone it takes 240 ms on average.
+    // Views are published every 100 ms. By the turns of gossip alone it takes 240 ms on average.
     assert!(took[2] < Duration::from_millis(130), "{took:?}");
     for node in [a, b, c] {
         node.end().await;
@@ -232,16 +234,16 @@ async fn changed_facts_of_a_node_are_known_at_once() {
 #[tokio::test]
 async fn strangers_are_not_members_change_nothing_and_are_counted() {
     let metrics = crate::telemetry::metrics();
-    let a = Node::start("a", ONE, &[], 1);
-    let stranger = Node::start("x", OTHER, &[a.address], 1);
-    let b = Node::start("b", &format!("{OTHER}\n{ONE}"), &[a.address, stranger.address], 1);
+    let a = MembershipTestNode::start("a", ONE, &[], 1);
+    let stranger = MembershipTestNode::start("x", OTHER, &[a.address], 1);
+    let b = MembershipTestNode::start("b", &format!("{OTHER}\n{ONE}"), &[a.address, stranger.address], 1);
     let flood = UdpSocket::bind("127.0.0.1:0").expect("a free port");
     for length in [0, 1, 25, 26, 42, 50, 1_000, 60_001] {
         flood.send_to(&vec![9; length], a.address).expect("it can be sent");
     }
-    // It seals with a secret that `a` does not have, so only the stranger is met.
+    // The stranger seals with a secret that `a` does not have, so only `b` meets it.
     b.until_alive(&[("x", &stranger)]).await;
-    let c = Node::start("c", ONE, &[a.address], 1);
+    let c = MembershipTestNode::start("c", ONE, &[a.address], 1);
     a.until_alive(&[("c", &c)]).await;
     flood.set_nonblocking(true).expect("a socket");
     assert!(flood.recv(&mut [0; 100]).is_err(), "a stranger was answered");
@@ -259,13 +261,13 @@ async fn strangers_are_not_members_change_nothing_and_are_counted() {
 #[tokio::test]
 async fn a_cluster_changes_its_key_one_node_after_the_other() {
     let (both, turned) = (format!("{ONE}\n{OTHER}"), format!("{OTHER}\n{ONE}"));
-    let a = Node::start("a", &both, &[], 1);
-    let b = Node::start("b", &turned, &[a.address], 1);
-    let c = Node::start("c", &both, &[b.address], 1);
+    let a = MembershipTestNode::start("a", &both, &[], 1);
+    let b = MembershipTestNode::start("b", &turned, &[a.address], 1);
+    let c = MembershipTestNode::start("c", &both, &[b.address], 1);
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     let c = {
         c.end().await;
-        Node::start("c", &turned, &[a.address], 2)
+        MembershipTestNode::start("c", &turned, &[a.address], 2)
     };
     a.until_alive(&[("b", &b), ("c", &c)]).await;
     b.until_alive(&[("a", &a), ("c", &c)]).await;
@@ -277,20 +279,21 @@ async fn a_cluster_changes_its_key_one_node_after_the_other() {
 #[tokio::test]
 async fn a_name_that_hangs_holds_up_no_other_seed() {
     let names = || {
-        Names::by(|name| match name.starts_with("hangs") {
+        DnsCache::with_resolver(|name| match name.starts_with("hangs") {
             true => Box::pin(std::future::pending()),
-            false => of_system(name),
+            false => system_lookup(name),
         })
     };
-    let a = Node::start("a", ONE, &[], 1);
+    let a = MembershipTestNode::start("a", ONE, &[], 1);
     let hanging = || (1..4).map(|number| format!("hangs{number}.example:1"));
     let with = |seed| hanging().chain([seed]).collect::<Vec<_>>();
     let begun = Instant::now();
-    let b = Node::seeking("b", ONE, (with(format!("localhost:{}", a.address.port())), names()), 1);
-    let c = Node::seeking("c", ONE, (with(a.address.to_string()), names()), 1);
+    let b =
+        MembershipTestNode::seeking("b", ONE, (with(format!("localhost:{}", a.address.port())), names()), 1);
+    let c = MembershipTestNode::seeking("c", ONE, (with(a.address.to_string()), names()), 1);
     b.until_alive(&[("a", &a), ("c", &c)]).await;
     c.until_alive(&[("a", &a), ("b", &b)]).await;
-    // Far less than the three would take that hang, even on a machine that is busy.
+    // Far less than the three names that hang would take, even on a busy machine.
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     for node in [a, b, c] {
         node.end().await;
@@ -300,10 +303,11 @@ async fn a_name_that_hangs_holds_up_no_other_seed() {
 #[tokio::test]
 async fn a_name_stands_for_many_nodes_and_for_others_later() {
     static FOUND: Mutex<Vec<SocketAddr>> = Mutex::new(Vec::new());
-    let names = Names::by(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
-    let [a, b, later] = ["a", "b", "later"].map(|name| Node::start(name, ONE, &[], 1));
+    let names =
+        DnsCache::with_resolver(|name| Box::pin(std::future::ready((name, Ok(FOUND.lock().clone())))));
+    let [a, b, later] = ["a", "b", "later"].map(|name| MembershipTestNode::start(name, ONE, &[], 1));
     FOUND.lock().extend([a.address, b.address]);
-    let seeking = Node::seeking("seeking", ONE, (vec!["nodes.example:1".to_owned()], names), 1);
+    let seeking = MembershipTestNode::seeking("seeking", ONE, (vec!["nodes.example:1".to_owned()], names), 1);
     seeking.until_alive(&[("a", &a), ("b", &b)]).await;
     a.until_alive(&[("b", &b), ("seeking", &seeking)]).await;
     *FOUND.lock() = vec![later.address];

@@ -1,4 +1,4 @@
-//! The way of gossip: chitchat's messages over one UDP socket, sealed.
+//! Transport of gossip: chitchat's messages over one UDP socket, sealed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,30 +11,30 @@ use chitchat::{ChitchatMessage, Deserializable as _, Serializable as _};
 use parking_lot::Mutex;
 use tokio::net::UdpSocket;
 
-use super::sealed::{DATAGRAM_BYTES_MAX, Dropped, Sealed};
-use crate::telemetry::OFTEN;
+use super::sealed::{DATAGRAM_BYTES_MAX, DatagramDropReason, DatagramSealer};
+use crate::telemetry::RATE_LIMITED;
 
-/// A socket that fails is tried again after this.
+/// A socket that fails is tried again after this time.
 const FAILED_WAIT: Duration = Duration::from_millis(100);
 
-/// Strangers could fill the log.
-const FORGED_TOLD_EVERY: Duration = Duration::from_secs(60);
+/// Interval of the log line about forged datagrams, since strangers could fill the log.
+const FORGED_LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// The socket and who is known behind it; it outlives one run of chitchat.
+/// The socket and its known peers. Outlives restarts of chitchat.
 #[derive(Clone)]
-pub(super) struct Wire {
+pub(super) struct GossipWire {
     socket: Arc<UdpSocket>,
-    pub(super) sealed: Arc<Mutex<Sealed>>,
-    /// When something that was sealed with another key was told of last.
+    pub(super) sealed: Arc<Mutex<DatagramSealer>>,
+    /// When a datagram with a foreign key was last logged.
     forged: Arc<Mutex<Option<Instant>>>,
 }
 
-impl Wire {
-    pub(super) fn new(socket: UdpSocket, sealed: Sealed) -> Self {
+impl GossipWire {
+    pub(super) fn new(socket: UdpSocket, sealed: DatagramSealer) -> Self {
         Self { socket: Arc::new(socket), sealed: Arc::new(Mutex::new(sealed)), forged: Arc::default() }
     }
 
-    /// Sends at once or not at all: what is lost is sent anew sooner or later.
+    /// Sends at once or not at all: lost datagrams are sent again sooner or later.
     pub(super) fn send(&self, datagram: &[u8], to: SocketAddr) {
         if let Err(error) = self.socket.try_send_to(datagram, to)
             && error.kind() != io::ErrorKind::WouldBlock
@@ -43,7 +43,7 @@ impl Wire {
         }
     }
 
-    /// Asks who is at an address.
+    /// Asks for the identity of the node at an address.
     pub(super) fn challenge(&self, to: SocketAddr) {
         let challenge = self.sealed.lock().challenge(to, Instant::now());
         if let Some(challenge) = challenge {
@@ -51,7 +51,7 @@ impl Wire {
         }
     }
 
-    /// Answers what is to be answered here, and returns gossip.
+    /// Handles one datagram, replies included, and returns gossip.
     fn take(&self, datagram: &[u8], from: SocketAddr) -> Option<ChitchatMessage> {
         let received = self.sealed.lock().receive(datagram, from, Instant::now());
         for reply in &received.replies {
@@ -59,47 +59,47 @@ impl Wire {
         }
         if let Some(dropped) = received.dropped {
             count(dropped);
-            if dropped == Dropped::Forged {
-                self.tell_forged(from);
+            if dropped == DatagramDropReason::Forged {
+                self.log_forged(from);
             }
         }
         let gossip = received.gossip?;
         let message = ChitchatMessage::deserialize(&mut &gossip[..]);
-        message.inspect_err(|_| count(Dropped::Malformed)).ok()
+        message.inspect_err(|_| count(DatagramDropReason::Malformed)).ok()
     }
 
-    fn tell_forged(&self, from: SocketAddr) {
-        let (now, mut told) = (Instant::now(), self.forged.lock());
-        if told.is_none_or(|told| now.saturating_duration_since(told) >= FORGED_TOLD_EVERY) {
-            *told = Some(now);
+    fn log_forged(&self, from: SocketAddr) {
+        let (now, mut logged_at) = (Instant::now(), self.forged.lock());
+        if logged_at.is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= FORGED_LOG_EVERY) {
+            *logged_at = Some(now);
             tracing::warn!(%from, "gossip came that no key of this cluster has sealed: a node there has another key (--cluster-key-file), or it is a stranger");
         }
     }
 }
 
-fn count(dropped: Dropped) {
+fn count(dropped: DatagramDropReason) {
     metrics::counter!("fanfare_gossip_dropped_total", "reason" => dropped.name()).increment(1);
 }
 
-/// Makes the counters, so that they are there before anything was dropped.
+/// Creates the counters, so that they exist before the first drop.
 pub(super) fn begin_metrics() {
-    for dropped in Dropped::ALL {
+    for dropped in DatagramDropReason::ALL {
         metrics::counter!("fanfare_gossip_dropped_total", "reason" => dropped.name()).increment(0);
     }
 }
 
 #[async_trait]
-impl Transport for Wire {
+impl Transport for GossipWire {
     async fn open(&self, own: SocketAddr) -> anyhow::Result<Box<dyn Socket>> {
-        // One byte more, so that what is too large shows.
+        // One byte more, so that a too large datagram shows.
         let buffer = vec![0; DATAGRAM_BYTES_MAX + 1].into();
         Ok(Box::new(SealedSocket { wire: self.clone(), own, buffer }))
     }
 }
 
 struct SealedSocket {
-    wire: Wire,
-    /// Where others reach this node.
+    wire: GossipWire,
+    /// Address at which other nodes reach this node.
     own: SocketAddr,
     buffer: Box<[u8]>,
 }
@@ -107,7 +107,7 @@ struct SealedSocket {
 #[async_trait]
 impl Socket for SealedSocket {
     async fn send(&mut self, to: SocketAddr, message: ChitchatMessage) -> anyhow::Result<()> {
-        // A former run of this node is dead for chitchat, which asks the dead now and then.
+        // An earlier incarnation of this node is down for chitchat, which gossips with such nodes now and then.
         if to == self.own {
             return Ok(());
         }
@@ -119,7 +119,7 @@ impl Socket for SealedSocket {
         Ok(())
     }
 
-    // It is dropped and called again at will: nothing is kept over its only awaits.
+    // Cancel-safe: no state is kept over its only awaits.
     async fn recv(&mut self) -> anyhow::Result<(SocketAddr, ChitchatMessage)> {
         loop {
             match self.wire.socket.recv_from(&mut self.buffer).await {
@@ -128,10 +128,10 @@ impl Socket for SealedSocket {
                         return Ok((from, message));
                     }
                 }
-                // What the kernel says of a peer that is gone.
+                // The kernel reports this for a peer that has ended.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => {
-                    tracing::warn!(target: OFTEN, %error, "gossip cannot be received");
+                    tracing::warn!(target: RATE_LIMITED, %error, "gossip cannot be received");
                     tokio::time::sleep(FAILED_WAIT).await;
                 }
             }

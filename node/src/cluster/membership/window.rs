@@ -1,22 +1,22 @@
-//! Which numbers of a sender were seen.
+//! Anti-replay window over a sender's datagram numbers.
 
-/// Takes each number once, in almost any order: one further behind the highest than [`Window::WIDTH`] counts as seen.
+/// Accepts each number once, in almost any order: a number that is more than [`AntiReplayWindow::WIDTH`] behind the highest counts as seen.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct AntiReplayWindow {
     highest: u64,
     /// Bit `i` stands for `highest - i`.
     seen: u128,
 }
 
-impl Window {
+impl AntiReplayWindow {
     const WIDTH: u64 = 128;
 
-    /// Whatever is not above `number` was seen.
+    /// A window in which all numbers up to `number` count as seen.
     pub(super) fn above(number: u64) -> Self {
         Self { highest: number, seen: u128::MAX }
     }
 
-    /// Whether `number` was not seen; from now on it was.
+    /// True if `number` was not seen before; marks it as seen.
     pub(super) fn take(&mut self, number: u64) -> bool {
         if let Some(ahead) = number.checked_sub(self.highest).filter(|ahead| *ahead > 0) {
             self.seen = if ahead < Self::WIDTH { self.seen << ahead | 1 } else { 1 };
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn each_number_is_taken_once() {
-        let mut window = Window::above(10);
+        let mut window = AntiReplayWindow::above(10);
         for (number, fresh) in [
             (10, false),
             (9, false),

@@ -1,4 +1,4 @@
-//! A node with one other, and what it says to it.
+//! A node with one peer, and the items that the node sends to it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::super::inbound::{Inbound as _, Interest, Peer};
-use super::super::link::{Item, PeerAddr, PeerLinks, Queue, QueueBounds, Receipt};
-use super::{KeptNodes, Routing, Standing};
+use super::super::inbound::{Inbound as _, InterestMessage, Peer};
+use super::super::link::{PeerAck, PeerAddr, PeerItem, PeerLinks, PeerQueue, QueueBounds};
+use super::{GossipStatus, KeptNodes, Routing};
 use crate::hub::Hub;
 use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, ForwardedParts, Limits, Stamp};
 use crate::tasks::Tasks;
@@ -31,23 +31,23 @@ pub(super) fn row(incarnation: u64, sequence: u64) -> ForwardedParts {
     }
 }
 
-/// One lane to each member, to which there is a link when it is said so.
-pub(super) struct Links {
-    queue: Queue,
-    sent: Mutex<Vec<Item>>,
+/// One stream to each member, which is up while `is_there` is set.
+pub(super) struct FixtureLinks {
+    queue: PeerQueue,
+    sent: Mutex<Vec<PeerItem>>,
     is_there: AtomicBool,
 }
 
-impl PeerLinks for Arc<Links> {
+impl PeerLinks for Arc<FixtureLinks> {
     fn set_peers(&self, _: Vec<PeerAddr>) {}
 
-    fn lanes(&self) -> usize {
+    fn stream_count(&self) -> usize {
         1
     }
 
-    fn send(&self, _: u64, _: u64, item: &Item) -> Receipt {
+    fn send(&self, _: u64, _: u64, item: &PeerItem) -> PeerAck {
         if !self.is_there.load(Ordering::Relaxed) {
-            return Receipt::lost();
+            return PeerAck::lost();
         }
         self.sent.lock().push(item.clone());
         self.queue.push(item.encoded(), None)
@@ -58,20 +58,20 @@ impl PeerLinks for Arc<Links> {
     }
 }
 
-pub(super) struct Node {
+pub(super) struct RoutingTestNode {
     pub(super) routing: Arc<Routing>,
-    pub(super) links: Arc<Links>,
+    pub(super) links: Arc<FixtureLinks>,
     pub(super) peer: Peer,
     pub(super) key: ChannelKey,
 }
 
-impl Node {
+impl RoutingTestNode {
     pub(super) fn new() -> Self {
-        let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).of_run(1));
+        let hub = Arc::new(Hub::new(Vec::new(), Clock::system(), &Limits::default()).with_incarnation(1));
         let tasks = Arc::new(Tasks::new(Handle::current()));
         let routing = Routing::new(&hub, &"n1".into(), KeptNodes::default(), &tasks);
-        let links = Arc::new(Links {
-            queue: Queue::new(QueueBounds::default()),
+        let links = Arc::new(FixtureLinks {
+            queue: PeerQueue::new(QueueBounds::default()),
             sent: Mutex::default(),
             is_there: AtomicBool::new(false),
         });
@@ -80,7 +80,7 @@ impl Node {
         Self { routing, links, peer: Peer { node_id: "n7".into(), incarnation: PEER }, key }
     }
 
-    /// With a second other one; both forward a channel that somebody here is attached to.
+    /// A node with two peers, which both forward a channel that has a subscriber here.
     pub(super) fn of_three() -> (Self, Peer) {
         let node = Self::new();
         let other = Peer { node_id: "n8".into(), incarnation: 8 };
@@ -97,7 +97,7 @@ impl Node {
         self.finds(&[&self.peer]);
     }
 
-    /// These are the members, and alive.
+    /// Makes these peers the members, all of them alive.
     pub(super) fn finds(&self, peers: &[&Peer]) {
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         let members = peers.iter().map(|peer| PeerAddr { peer: (*peer).clone(), addr });
@@ -115,44 +115,53 @@ impl Node {
         self.routing.set_peers(Vec::new(), Vec::new());
     }
 
-    /// It is a member that is not heard.
-    pub(super) fn does_not_hear_the_peer(&self, is_dead: bool) {
+    /// Makes the peer a member that gossip does not see.
+    pub(super) fn loses_sight_of_the_peer(&self, is_dead: bool) {
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         self.routing.set_peers(vec![PeerAddr { peer: self.peer.clone(), addr }], Vec::new());
-        self.routing.look_for_deaths(&[Standing { incarnation: PEER, is_dead, ..Standing::default() }]);
+        self.routing.update_node_failures(&[GossipStatus {
+            incarnation: PEER,
+            is_down: is_dead,
+            ..GossipStatus::default()
+        }]);
     }
 
-    /// It forwards a channel that somebody here is attached to until it is held for dead. Its lane ends whole as that of a process does that
-    /// is killed; else it may be taking publishes behind a cut.
+    /// Lets the peer forward a channel that has a subscriber here, and then go down. With `is_whole` its stream ends like that of a
+    /// killed process; otherwise the peer may be partitioned and taking publishes.
     pub(super) fn sees_the_peer_die(&self, is_whole: bool) {
-        let standing =
-            |is_dead| Standing { incarnation: PEER, is_dead, has_clients: true, ..Standing::default() };
+        let status = |is_dead| GossipStatus {
+            incarnation: PEER,
+            is_down: is_dead,
+            has_clients: true,
+            ..GossipStatus::default()
+        };
         self.finds_the_peer();
         self.has_a_link();
-        self.routing.lane_opened(&self.peer, 0);
-        self.routing.look_for_deaths(&[standing(false)]);
+        self.routing.stream_opened(&self.peer, 0);
+        self.routing.update_node_failures(&[status(false)]);
         self.is_attached_to();
         self.says_joined(0, 0, Vec::new());
         self.loses_the_peer();
-        self.routing.lane_ended(&self.peer, 0, is_whole);
-        self.routing.look_for_deaths(&[standing(true)]);
+        self.routing.stream_ended(&self.peer, 0, is_whole);
+        self.routing.update_node_failures(&[status(true)]);
     }
 
-    /// Somebody is, and the others are told.
+    /// Attaches a subscriber to the channel, which sends the interest to the peers.
     pub(super) fn is_attached_to(&self) {
         let hub = &self.routing.hub;
         hub.join(&self.key, 0, || Box::new(|| {}));
         hub.attach(&self.key, 0);
     }
 
-    /// The peer forwards the channel from then on, and says what it has of runs that are gone.
+    /// Lets the peer confirm that it forwards the channel, with its last sequences of retired incarnations.
     pub(super) fn says_joined(&self, sequence: u64, round: u64, gone: Vec<Stamp>) {
         self.says_joined_as(&self.peer, sequence, round, gone);
     }
 
     pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, gone: Vec<Stamp>) {
         let number = self.number();
-        let joined = Interest::Joined { key: self.key.clone(), number, sequence, round, gone };
+        let joined =
+            InterestMessage::Forwarding { key: self.key.clone(), number, sequence, round, retired: gone };
         self.routing.interest(peer, joined);
     }
 
@@ -164,21 +173,21 @@ impl Node {
         self.links.is_there.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_told_a_want(&self) {
-        let wanted = Interest::Wanted { key: self.key.clone(), number: 1, round: 0, sequence: 0 };
-        self.routing.interest(&self.peer, wanted);
+    pub(super) fn receives_interest(&self) {
+        let added = InterestMessage::Added { key: self.key.clone(), number: 1, round: 0, sequence: 0 };
+        self.routing.interest(&self.peer, added);
     }
 
-    pub(super) fn is_told_all(&self, epoch: u64) {
-        self.routing.interest(&self.peer, Interest::Said { epoch, lanes: 1 });
+    pub(super) fn receives_snapshot_end(&self, epoch: u64) {
+        self.routing.interest(&self.peer, InterestMessage::SnapshotEnd { epoch, streams: 1 });
     }
 
     pub(super) fn knows(&self) -> bool {
-        self.routing.known_of(PEER).is_interest_known
+        self.routing.peer_status(PEER).is_interest_known
     }
 
-    /// What it has said since this was last asked.
-    pub(super) fn says(&self) -> Vec<Item> {
+    /// Takes the items that the node has sent since the last call.
+    pub(super) fn says(&self) -> Vec<PeerItem> {
         std::mem::take(&mut self.links.sent.lock())
     }
 }

@@ -1,5 +1,5 @@
-//! Message ids that clients give are claimed on every node that can be reached, where the store is that of one node. Who publishes
-//! does not wait for a node that does not answer: then a message may be published twice.
+//! Message ids that clients give: they are claimed on every reachable node if the store is not shared. A publish does not wait for a node
+//! that does not answer, so its message may be published twice.
 
 mod claims;
 #[cfg(test)]
@@ -14,58 +14,61 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::super::inbound::{Answer, Request, Taken, TakenIds};
+use super::super::inbound::{IdConflict, IdConflicts, PeerAnswer, PeerRequest};
 use super::Routing;
-use super::ask::{Later, Local};
-use crate::model::{GivenIds, IdScope, Stamp, StampedIds};
+use super::requests::{LocalNode, NodeFuture};
+use crate::model::{ClientMessageIds, IdScope, Stamp, StampedIds};
 use crate::tasks::OnStop;
-use crate::telemetry::OFTEN;
-use claims::{Asked, Claim, Claims, GivenId, Lane, Next, Outcome, Round, Said};
+use crate::telemetry::RATE_LIMITED;
+use claims::{
+    ClaimAnswers, ClaimQueueKey, ClaimRound, ClaimRoundStep, ClusterIdClaim, IdClaimOutcome, IdClaimQueue,
+    RequestedIds, ScopedMessageId,
+};
 
-/// A node that has not answered by then is left out, and not waited for again before it has answered something.
+/// Time after which a peer without an answer is left out of claims, until it answers something.
 const CLAIM_WAIT: Duration = Duration::from_millis(700);
-/// What a node gets for an answer that nobody waits for.
+/// Time for the answer to a probe, for which no claim waits.
 const PROBE_WAIT: Duration = Duration::from_secs(5);
 
-/// Called once, in the order of the claims of one channel and clientId.
-pub type OnClaimed = Box<dyn FnOnce(Result<ClaimedIds, NotClaimed>) + Send>;
+/// Callback of a claim. It is called once, in the order of the claims of one channel and client id.
+pub type IdClaimCallback = Box<dyn FnOnce(Result<ClaimedIds, IdClaimError>) + Send>;
 
-/// The ids that are not known stay claimed until this is dropped.
+/// Outcome of a claim. The ids that are not known stay claimed until this is dropped.
 #[derive(Default)]
 pub struct ClaimedIds {
-    /// What each was published as, where it was. Empty when nobody was asked.
+    /// Stamp of each id's message, if one was published. Empty if no peer was asked.
     pub known: Vec<Option<Stamp>>,
-    _held: Option<Held>,
+    _held: Option<ClaimedIdsGuard>,
 }
 
-struct Held {
+struct ClaimedIdsGuard {
     routing: Arc<Routing>,
-    ids: Vec<Arc<GivenId>>,
+    ids: Vec<Arc<ScopedMessageId>>,
 }
 
-impl Drop for Held {
+impl Drop for ClaimedIdsGuard {
     fn drop(&mut self) {
         self.routing.ids.claims.lock().release(&self.ids);
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NotClaimed {
+pub enum IdClaimError {
     /// Too many claims wait.
     Busy,
-    /// Another node publishes under one of the ids, and has not ended in time.
+    /// A publish of another node under one of the ids did not end in time.
     Late,
 }
 
-pub(super) struct Ids {
-    claims: Mutex<Claims<OnClaimed>>,
+pub(super) struct ClusterIdClaims {
+    claims: Mutex<IdClaimQueue<IdClaimCallback>>,
     changed: Notify,
     silent: Mutex<HashSet<u64>>,
     asked: metrics::Counter,
     left_out: metrics::Counter,
 }
 
-impl Default for Ids {
+impl Default for ClusterIdClaims {
     fn default() -> Self {
         Self {
             claims: Mutex::default(),
@@ -78,10 +81,10 @@ impl Default for Ids {
 }
 
 impl Routing {
-    /// Claims ids for one publish, none for one that only keeps its place. At once, on this thread, where there is nobody to ask
-    /// and nothing before it.
-    pub fn claim_ids(&self, scope: IdScope, ids: &[Box<str>], until: Instant, then: OnClaimed) {
-        let lane = Lane::of(&scope);
+    /// Claims ids for one publish; no ids for a publish that only keeps its order. Calls `then` at once on this thread if there is no
+    /// peer to ask and no earlier claim.
+    pub fn claim_ids(&self, scope: IdScope, ids: &[Box<str>], until: Instant, then: IdClaimCallback) {
+        let lane = ClaimQueueKey::of(&scope);
         let is_asked = !ids.is_empty() && !self.linked().is_empty();
         let mut claims = self.ids.claims.lock();
         if !is_asked && claims.is_free(&lane) {
@@ -89,41 +92,43 @@ impl Routing {
             return then(Ok(ClaimedIds::default()));
         }
         let scope = Arc::new(scope);
-        let given = ids.iter().map(|id| Arc::new(GivenId { scope: Arc::clone(&scope), id: id.clone() }));
-        let claim = Claim { ids: given.collect(), until, then };
+        let given =
+            ids.iter().map(|id| Arc::new(ScopedMessageId { scope: Arc::clone(&scope), id: id.clone() }));
+        let claim = ClusterIdClaim { ids: given.collect(), until, then };
         let pushed = claims.push(lane, claim);
         drop(claims);
         match (pushed, self.this.upgrade()) {
             (Ok(true), Some(routing)) => self.tasks.spawn("ids", OnStop::Cancel, routing.ask_for_ids()),
             (Ok(_), _) => self.ids.changed.notify_one(),
-            (Err(claim), _) => (claim.then)(Err(NotClaimed::Busy)),
+            (Err(claim), _) => (claim.then)(Err(IdClaimError::Busy)),
         }
     }
 
-    /// Round after round, each for all that has come meanwhile, until nothing waits.
+    /// Runs claim rounds, each for all claims that have come meanwhile, until none waits.
     async fn ask_for_ids(self: Arc<Self>) {
         loop {
             let next = self.ids.claims.lock().next(Instant::now());
             match next {
-                Next::Ask(round) => self.ask_round(round).await,
-                Next::Wait(until) => {
+                ClaimRoundStep::Ask(round) => self.ask_round(round).await,
+                ClaimRoundStep::Wait(until) => {
                     tokio::time::timeout_at(until, self.ids.changed.notified()).await.ok();
                 }
-                Next::Nothing => return,
+                ClaimRoundStep::Nothing => return,
             }
         }
     }
 
-    async fn ask_round(self: &Arc<Self>, round: Round<OnClaimed>) {
+    async fn ask_round(self: &Arc<Self>, round: ClaimRound<IdClaimCallback>) {
         let said = self.ask_all(&round.asked).await;
         let (outcomes, lanes) = self.ids.claims.lock().settle(round, &said, Instant::now());
         for (then, outcome) in outcomes {
             let claimed = match outcome {
-                Outcome::Claimed { held, known } => {
-                    let held = (!held.is_empty()).then(|| Held { routing: Arc::clone(self), ids: held });
+                IdClaimOutcome::Claimed { held, known } => {
+                    let held =
+                        (!held.is_empty()).then(|| ClaimedIdsGuard { routing: Arc::clone(self), ids: held });
                     Ok(ClaimedIds { known, _held: held })
                 }
-                Outcome::Late => Err(NotClaimed::Late),
+                IdClaimOutcome::Late => Err(IdClaimError::Late),
             };
             if catch_unwind(AssertUnwindSafe(|| then(claimed))).is_err() {
                 tracing::error!("what follows a claim of ids panicked");
@@ -132,18 +137,18 @@ impl Routing {
         self.ids.claims.lock().go_on(lanes);
     }
 
-    async fn ask_all(&self, asked: &Asked) -> Said {
-        let mut said = Said::default();
+    async fn ask_all(&self, asked: &RequestedIds) -> ClaimAnswers {
+        let mut said = ClaimAnswers::default();
         let Some(request) = asked.request() else { return said };
         let mut waiting = self.answering();
         self.ids.asked.increment(waiting.len() as u64);
-        let mut answers = self.ask(waiting.clone(), 0, &Request::ClaimIds(request));
+        let mut answers = self.ask(waiting.clone(), 0, &PeerRequest::ClaimIds(request));
         let all = async {
-            while let Some((from, answer)) = answers.next_of().await {
+            while let Some((from, answer)) = answers.next_with_peer().await {
                 waiting.retain(|peer| *peer != from);
                 match answer {
-                    Answer::ClaimedIds(taken) => said.take(asked, taken),
-                    // It has too much to do, and is not waited for.
+                    PeerAnswer::ClaimedIds(taken) => said.take(asked, taken),
+                    // The peer is overloaded, and the claim does not wait for it.
                     _ => self.ids.left_out.increment(1),
                 }
             }
@@ -156,11 +161,11 @@ impl Routing {
         said
     }
 
-    /// The peer is not waited for until it answers.
+    /// Leaves the peer out of claims until it answers a probe.
     fn leave_out(&self, peer: u64) {
         self.ids.left_out.increment(1);
         let node = self.leaving.name_of(peer);
-        tracing::warn!(target: OFTEN,
+        tracing::warn!(target: RATE_LIMITED,
             node = node.as_deref(),
             "a node did not say in time which message ids it knows, and is left out until it answers"
         );
@@ -168,19 +173,19 @@ impl Routing {
             return;
         };
         self.tasks.spawn("ids", OnStop::Cancel, async move {
-            let nothing = Request::ClaimIds(Vec::new());
+            let nothing = PeerRequest::ClaimIds(Vec::new());
             // Its answer may be lost with the link.
             while routing.is_up(peer) && routing.ask_one(peer, 0, &nothing, PROBE_WAIT).await.is_none() {}
             routing.ids.silent.lock().remove(&peer);
         });
     }
 
-    /// Those that can be sent to.
+    /// Incarnations of the peers with a link.
     pub(super) fn linked(&self) -> Vec<u64> {
         self.peers.read().keys().copied().filter(|peer| self.is_up(*peer)).collect()
     }
 
-    /// The same without those that are left out.
+    /// Incarnations of the peers with a link that are not left out of claims.
     pub(super) fn answering(&self) -> Vec<u64> {
         let mut linked = self.linked();
         let silent = self.ids.silent.lock();
@@ -188,23 +193,23 @@ impl Routing {
         linked
     }
 
-    /// A peer claims ids. What is under way here is said at once, then what is known.
+    /// Answers a peer's claim of ids: checks the publishes in progress here at once, and then looks up known ids.
     pub(super) fn ids_for_peer(
         &self,
-        local: &Arc<dyn Local>,
+        local: &Arc<dyn LocalNode>,
         from: u64,
-        ids: Vec<GivenIds>,
-    ) -> Later<Option<Answer>> {
+        ids: Vec<ClientMessageIds>,
+    ) -> NodeFuture<Option<PeerAnswer>> {
         let own = self.hub.incarnation();
-        let (mut taken, mut looked_up, mut place) = (TakenIds::new(), Vec::new(), 0);
-        for GivenIds { scope, ids } in ids {
+        let (mut taken, mut looked_up, mut place) = (IdConflicts::new(), Vec::new(), 0);
+        for ClientMessageIds { scope, ids } in ids {
             let shared = Arc::new(scope.clone());
             let (mut places, mut unknown) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
             let mut claims = self.ids.claims.lock();
             for id in ids {
-                let given = GivenId { scope: Arc::clone(&shared), id };
+                let given = ScopedMessageId { scope: Arc::clone(&shared), id };
                 if claims.is_under_way(&given, from, own) {
-                    taken.push((place, Taken::UnderWay));
+                    taken.push((place, IdConflict::UnderWay));
                 } else {
                     places.push(place);
                     unknown.push(given.id);
@@ -218,16 +223,16 @@ impl Routing {
         }
         Box::pin(async move {
             for (places, found) in looked_up {
-                // Whoever asks goes on without this node.
-                let Some(found) = found.await else { return Some(Answer::Unknown) };
+                // The peer goes on without this node.
+                let Some(found) = found.await else { return Some(PeerAnswer::Unknown) };
                 let known = places.into_iter().zip(found);
-                taken.extend(known.filter_map(|(place, stamp)| Some((place, Taken::Known(stamp?)))));
+                taken.extend(known.filter_map(|(place, stamp)| Some((place, IdConflict::Known(stamp?)))));
             }
-            Some(Answer::ClaimedIds(taken))
+            Some(PeerAnswer::ClaimedIds(taken))
         })
     }
 
-    /// Published by a peer.
+    /// Remembers the ids under which a peer has published.
     pub(super) fn take_settled(&self, scope: IdScope, ids: StampedIds) {
         if let Some(local) = self.local.get() {
             local.keep_ids(scope, ids);

@@ -1,4 +1,4 @@
-//! Nodes that end in good order: this one says goodbye when all that it had for others is there, and others do.
+//! Clean ends of nodes: this node says goodbye once its peers have all its items, and handles the goodbyes of peers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -10,68 +10,68 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::super::inbound::{Answer, Interest, Request};
-use super::super::link::{Item, PeerAddr, Receipt};
-use super::hand_over::TakingBack;
-use super::{Own, Routing};
+use super::super::inbound::{InterestMessage, PeerAnswer, PeerRequest};
+use super::super::link::{PeerAck, PeerAddr, PeerItem};
+use super::handoff::ReplayFetchSlots;
+use super::{LocalInterest, Routing};
 
-/// A node that does not say within this how many connections it has is left out.
+/// Time after which a node without an answer is left out of the loads.
 const LOADS_WAIT: Duration = Duration::from_secs(1);
-/// How often it is looked whether a peer has died that does not confirm.
-const DEATH_LOOK: Duration = Duration::from_millis(50);
+/// Interval of the check whether a peer that does not confirm is down.
+const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Who leaves, and who stays.
-pub(super) struct Leaving {
-    /// This node does.
+/// State of the drain of this node, and of members that drain, have left or stay.
+pub(super) struct LeavingNodes {
+    /// True once this node drains.
     pub(super) has_begun: AtomicBool,
-    /// Those that are alive and do not leave.
+    /// Members that are alive and do not drain.
     pub(super) survivors: Mutex<Vec<u64>>,
-    /// Those of them that take clients.
+    /// Survivors that accept clients.
     ready: Mutex<Vec<u64>>,
-    /// Of this node's channels, by their numbers, who has taken them over; none where it only knows how far this node is.
-    pub(super) handed: Mutex<HashMap<u64, Option<u64>>>,
+    /// Peer that keeps a channel of this node, by channel number. None if the peer knows only this node's sequence in the channel.
+    pub(super) handed_off: Mutex<HashMap<u64, Option<u64>>>,
     pub(super) handing: Semaphore,
     pub(super) taking: Arc<Semaphore>,
-    pub(super) taking_back: TakingBack,
-    /// The same for rewinds.
-    pub(super) rewinding: TakingBack,
-    /// The same of those in which others are asked for what they have of runs that have ended.
-    pub(super) learning: TakingBack,
-    /// Held while members change, so that what comes of two changes does not mix.
+    pub(super) replay_fetches: ReplayFetchSlots,
+    /// Slots of the replay fetches for rewinds.
+    pub(super) rewinding: ReplayFetchSlots,
+    /// Slots of the channels in which peers are asked for their sequences of ended incarnations.
+    pub(super) learning: ReplayFetchSlots,
+    /// Held while members change, so that two changes do not mix.
     pub(super) changing: Mutex<()>,
-    peers: Mutex<Peers>,
+    peers: Mutex<ReportedMembers>,
 }
 
 #[derive(Default)]
-struct Peers {
-    /// As they were told last, with those that have left.
+struct ReportedMembers {
+    /// Members as they were set last, including those that have left.
     members: Vec<PeerAddr>,
     expected: Vec<u64>,
-    /// Of each run that leaves, on how many lanes it has said so.
-    lanes: HashMap<u64, u32>,
+    /// Number of the streams on which an incarnation has said goodbye.
+    streams_left: HashMap<u64, u32>,
     left: HashSet<u64>,
 }
 
-impl Default for Leaving {
+impl Default for LeavingNodes {
     fn default() -> Self {
-        let (handing, taking) = super::hand_over::bounds();
+        let (handing, taking) = super::handoff::bounds();
         Self {
             has_begun: AtomicBool::new(false),
             survivors: Mutex::default(),
             ready: Mutex::default(),
-            handed: Mutex::default(),
+            handed_off: Mutex::default(),
             handing,
             taking,
-            taking_back: TakingBack::default(),
-            rewinding: TakingBack::default(),
-            learning: TakingBack::default(),
+            replay_fetches: ReplayFetchSlots::default(),
+            rewinding: ReplayFetchSlots::default(),
+            learning: ReplayFetchSlots::default(),
             changing: Mutex::default(),
             peers: Mutex::default(),
         }
     }
 }
 
-impl Leaving {
+impl LeavingNodes {
     pub(super) fn has_left(&self, peer: u64) -> bool {
         self.peers.lock().left.contains(&peer)
     }
@@ -88,15 +88,15 @@ impl Leaving {
         (peers.members, peers.expected) = (members, expected);
     }
 
-    /// There has been no other node for as long as gossip knows of one.
+    /// True if gossip knows no other node, not even one that has left.
     pub(super) fn is_alone(&self) -> bool {
         self.peers.lock().members.is_empty()
     }
 
-    /// A member that has said goodbye is none any more, although gossip knows it for a while.
+    /// Returns the members, and those that are alive, without the ones that have said goodbye. Gossip still reports these for a while.
     pub(super) fn without_left(&self) -> (Vec<PeerAddr>, Vec<u64>) {
         let mut peers = self.peers.lock();
-        let Peers { members, expected, lanes, left } = &mut *peers;
+        let ReportedMembers { members, expected, streams_left: lanes, left } = &mut *peers;
         let is_member = |run: &u64| members.iter().any(|member| member.peer.incarnation == *run);
         left.retain(is_member);
         lanes.retain(|run, _| is_member(run));
@@ -105,121 +105,122 @@ impl Leaving {
         (members.collect(), expected.collect())
     }
 
-    /// The node id of the peer, once, with the last of its lanes.
-    fn lane_left(&self, peer: u64, lanes: u32) -> Option<Arc<str>> {
+    /// Counts a goodbye. Returns the node id of the peer once, with the goodbye on its last stream.
+    fn stream_left(&self, peer: u64, lanes: u32) -> Option<Arc<str>> {
         let node = self.name_of(peer)?;
         let mut peers = self.peers.lock();
-        let said = peers.lanes.entry(peer).or_default();
+        let said = peers.streams_left.entry(peer).or_default();
         *said = said.saturating_add(1);
         (*said >= lanes && peers.left.insert(peer)).then_some(node)
     }
 }
 
 impl Routing {
-    /// The members that are alive and do not leave, and of these who takes clients.
+    /// Sets the members that are alive and do not drain, and those of them that accept clients.
     pub fn set_survivors(&self, survivors: Vec<u64>, ready: Vec<u64>) {
         *self.leaving.survivors.lock() = survivors;
         *self.leaving.ready.lock() = ready;
     }
 
-    /// The number of connections of each node that has room for more clients and answers in time.
+    /// Asks the nodes that accept clients for their number of connections, and leaves out those that do not answer in time.
     pub async fn loads(&self) -> Vec<u64> {
         let ready = self.leaving.ready.lock().clone();
         let mut loads = Vec::with_capacity(ready.len());
-        let mut answers = self.ask(ready, 0, &Request::Load);
+        let mut answers = self.ask(ready, 0, &PeerRequest::Load);
         let until = Instant::now() + LOADS_WAIT;
         while let Ok(Some(answer)) = timeout_at(until, answers.next()).await {
-            if let Answer::Loaded(connections) = answer {
+            if let PeerAnswer::Loaded(connections) = answer {
                 loads.push(connections);
             }
         }
         loads
     }
 
-    /// This node leaves; it takes nothing over from now on. False where there is nobody to whom its clients could go.
+    /// Begins the drain: from now on this node accepts no handoff. False if there is no node to which its clients could go.
     pub fn begin_to_leave(&self) -> bool {
         self.leaving.has_begun.store(true, Ordering::Relaxed);
         self.leaving.survivors.lock().iter().any(|peer| self.is_up(*peer))
     }
 
-    /// There is nobody who could be told anything, or who could wait for an answer.
+    /// True if no other node could be told anything or could await an answer.
     pub fn is_alone(&self) -> bool {
         self.leaving.is_alone()
     }
 
-    /// Waits until others have all that there was for them, no longer than `wait`, and tells them that nothing follows.
+    /// Says goodbye to all peers, and waits for at most `wait` until they have all items of this node.
     pub async fn say_goodbye(&self, wait: Duration) {
         let Some(links) = self.links.get() else { return };
-        let lanes = u32::try_from(links.lanes()).unwrap_or(u32::MAX);
-        let is_all = self.has_handed_over();
-        let goodbye = Item::interest(&Interest::Left { lanes, is_all });
-        // Those too that gossip is silent about.
+        let lanes = u32::try_from(links.stream_count()).unwrap_or(u32::MAX);
+        let is_all = self.has_handed_off();
+        let goodbye = PeerItem::interest(&InterestMessage::Goodbye { streams: lanes, is_all });
+        // Includes linked peers that gossip does not see.
         let peers = self.linked();
         if !is_all && !peers.is_empty() {
             tracing::warn!("not all channels were taken over by other nodes");
         }
-        let told = peers.into_iter().map(|peer| {
-            let receipts = (0..links.lanes()).map(|lane| links.send(peer, lane as u64, &goodbye));
-            let receipts: Vec<Receipt> = receipts.collect();
+        let acked = peers.into_iter().map(|peer| {
+            let acks = (0..links.stream_count()).map(|lane| links.send(peer, lane as u64, &goodbye));
+            let acks: Vec<PeerAck> = acks.collect();
             async move {
                 tokio::select! {
-                    _ = join_all(receipts) => {}
-                    () = self.has_died(peer) => {}
+                    _ = join_all(acks) => {}
+                    () = self.until_down(peer) => {}
                 }
             }
         });
-        if timeout(wait, join_all(told)).await.is_err() {
+        if timeout(wait, join_all(acked)).await.is_err() {
             tracing::warn!("not all other nodes have what there was for them");
         }
     }
 
-    /// Resolves when neither gossip nor a link hears the peer: what it has not confirmed it never will.
-    async fn has_died(&self, peer: u64) {
+    /// Resolves when the peer has no link and is not alive by gossip, so that it will not confirm anything more.
+    async fn until_down(&self, peer: u64) {
         while self.is_up(peer) || self.expected.lock().contains(&peer) {
-            sleep(DEATH_LOOK).await;
+            sleep(FAILURE_CHECK_INTERVAL).await;
         }
     }
 
-    /// A peer has said goodbye on one of its lanes.
-    pub(super) fn lane_left(&self, peer: u64, lanes: u32, is_all: bool) {
-        let Some(node) = self.leaving.lane_left(peer, lanes) else { return };
+    /// Takes the goodbye of a peer on one of its streams.
+    pub(super) fn peer_stream_left(&self, peer: u64, lanes: u32, is_all: bool) {
+        let Some(node) = self.leaving.stream_left(peer, lanes) else { return };
         tracing::info!(%node, "a node has left");
         if is_all {
-            self.runs.lock().left(peer);
+            self.incarnations.lock().left(peer);
         } else {
-            self.deaths.lock().left_something();
+            self.node_failures.lock().record_incomplete_handoff();
         }
-        self.has_left(peer);
+        self.mark_left(peer);
         self.tenants_left(peer);
-        // All that it forwarded is here. It forwarded nothing where it could not be told of the channel: that is lost.
-        let is_untold = |own: &Own| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
-        let untold = |own: &BTreeMap<u64, Own>| {
+        // All messages that the peer forwarded are here. In a channel whose interest could not be sent to the peer, its messages are lost
+        // here.
+        let is_untold = |own: &LocalInterest| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
+        let untold = |own: &BTreeMap<u64, LocalInterest>| {
             own.iter().filter(|(_, own)| is_untold(own)).map(|(number, _)| *number).collect::<HashSet<_>>()
         };
-        let untold = untold(&self.own.lock());
+        let untold = untold(&self.local_interest.lock());
         if !untold.is_empty() {
-            self.hub.gone_in(peer, &untold);
+            self.hub.abandon_incarnation_in(peer, &untold);
         }
-        for own in self.own.lock().values_mut() {
+        for own in self.local_interest.lock().values_mut() {
             own.rounds.iter_mut().for_each(|round| round.waits.retain(|waited| *waited != peer));
             for round in own.rounds.extract_if(.., |round| round.waits.is_empty()) {
                 round.done.send(()).ok();
             }
         }
         let _changing = self.leaving.changing.lock();
-        self.members_changed();
+        self.apply_members();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::inbound::Inbound as _;
-    use super::super::fixture::{Node, PEER};
+    use super::super::fixture::{PEER, RoutingTestNode};
     use super::*;
 
     #[tokio::test]
     async fn a_goodbye_does_not_wait_for_a_peer_that_has_died() {
-        let node = Node::new();
+        let node = RoutingTestNode::new();
         node.has_a_link();
         node.finds_the_peer();
         let begun = Instant::now();
@@ -237,7 +238,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn peer_that_takes_no_clients_is_not_asked_for_its_load() {
-        let (node, other) = Node::of_three();
+        let (node, other) = RoutingTestNode::of_three();
         let other = other.incarnation;
         for (ready, asked) in [(vec![PEER, other], 2), (vec![other], 1), (vec![], 0)] {
             node.says();
@@ -249,30 +250,31 @@ mod tests {
 
     #[tokio::test]
     async fn leaving_node_says_all_only_if_peers_know_its_channels() {
-        let node = Node::new();
+        let node = RoutingTestNode::new();
         node.has_a_link();
         node.finds_the_peer();
         node.is_attached_to();
         let says = async || {
             node.routing.say_goodbye(Duration::ZERO).await;
-            let left = [true, false].map(|is_all| Item::interest(&Interest::Left { lanes: 1, is_all }));
+            let left = [true, false]
+                .map(|is_all| PeerItem::interest(&InterestMessage::Goodbye { streams: 1, is_all }));
             let said = node.says();
             left.map(|item| said.contains(&item))
         };
         assert_eq!(says().await, [true, false], "nothing was numbered there");
         node.says_joined(5, 0, Vec::new());
         assert_eq!(says().await, [false, true]);
-        node.routing.leaving.handed.lock().insert(node.number(), None);
+        node.routing.leaving.handed_off.lock().insert(node.number(), None);
         assert_eq!(says().await, [true, false]);
     }
 
     #[tokio::test]
     async fn left_peer_is_not_expected_but_node_is_not_alone() {
-        let node = Node::new();
+        let node = RoutingTestNode::new();
         assert!(node.routing.is_alone());
         node.has_a_link();
         node.finds_the_peer();
-        node.routing.interest(&node.peer, Interest::Left { lanes: 1, is_all: true });
+        node.routing.interest(&node.peer, InterestMessage::Goodbye { streams: 1, is_all: true });
         node.finds_the_peer();
         assert_eq!((node.routing.expected(), node.routing.is_alone()), (0, false));
     }

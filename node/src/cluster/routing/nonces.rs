@@ -1,48 +1,48 @@
-//! Nonces of token requests are used once in the whole cluster: a claim is remembered by every node that can be reached, and by a
-//! majority of those that were seen of late.
+//! Nonces of token requests, used once in the whole cluster: every reachable node remembers a claim, and so must a majority of the nodes
+//! that were seen recently.
 
-mod noted;
+mod claims;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use noted::Noted;
+pub(super) use claims::NonceClaims;
 
 use tokio::time::Instant;
 
-use super::super::inbound::{Answer, ClaimId, Claimed, NoncesKnown, Request, ToldNonce};
+use super::super::inbound::{ClaimId, NonceClaimAnswer, PeerAnswer, PeerNonce, PeerNoncePage, PeerRequest};
 use super::Routing;
-use super::ask::{Later, Local};
 use super::quorum::{self, KeptNodes};
-use crate::model::{KeptNonce, Nonce, NoncePage, random_bytes};
+use super::requests::{LocalNode, NodeFuture};
+use crate::model::{ClaimedNonce, Nonce, NoncePage, random_bytes};
 use crate::tasks::OnStop;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// A node that does not say what it remembers of a nonce by then is passed over.
+/// Time after which a claim goes on without the answer of a node.
 const CLAIM_WAIT: Duration = Duration::from_millis(800);
-/// What a node gets for one part of many that it says or is told.
+/// Time for one page of a longer exchange with a node.
 pub(super) const PART_WAIT: Duration = Duration::from_secs(2);
-/// Parts that are taken of a node at most; the rest of a longer list is not asked for.
+/// Most pages that are taken from one node.
 const PARTS_MAX: usize = 1_000_000;
-/// How often it is looked for nodes that were not asked yet.
+/// Interval of the check for nodes that were not asked for their nonces yet.
 const LOOK: Duration = Duration::from_millis(100);
-/// Whoever lives is reached by then, or not waited for.
+/// Time within which every live node is reached; this node does not wait for others.
 const REACH_WAIT: Duration = Duration::from_secs(3);
-/// How often it is kept who was seen, where nobody comes or goes.
+/// Interval at which the seen nodes are stored while they stay the same.
 const KEEP_EVERY: Duration = Duration::from_secs(60);
-/// What was learnt of others' clocks is good for so long before a claim, and is looked at anew with each.
+/// Time for which the clocks that peers reported with the last claim are used to check this node's clock before the next one.
 const CLOCKS_LAST: Duration = Duration::from_secs(60);
 
-/// What others' clocks said, and when that was.
+/// Clocks of peers in milliseconds, and the time at which they were read.
 #[derive(Default)]
-pub(super) struct Clocks {
+pub(super) struct PeerClocks {
     said_ms: Vec<u64>,
     at: Option<Instant>,
 }
 
-impl Clocks {
+impl PeerClocks {
     fn is_near(&self, now_ms: u64) -> bool {
         let Some(passed) = self.at.map(|at| at.elapsed()).filter(|passed| *passed < CLOCKS_LAST) else {
             return true;
@@ -54,7 +54,8 @@ impl Clocks {
 }
 
 impl Routing {
-    /// Takes over what others remember, and counts with them from then on; for a store that is not shared. `waits`: they are looked for at seeds.
+    /// Starts to learn the nonces of peers; this node counts for the quorum from then on. For a store that is not shared. `waits` is true
+    /// if peers are looked for at seeds.
     pub fn begin_nonces(self: &Arc<Self>, waits: bool) {
         self.quorum.lock().begin();
         let (routing, begun) = (Arc::clone(self), Instant::now());
@@ -64,7 +65,7 @@ impl Routing {
                 routing.take_nonces_over(begun, waits).await;
                 let is_old = kept.1.elapsed() >= KEEP_EVERY;
                 let keeping = {
-                    // So that nothing of before this node has left is kept after that.
+                    // Read under the lock, so that no state from before this node has left is stored after that.
                     let quorum = routing.quorum.lock();
                     let now = quorum.kept(Instant::now());
                     let names =
@@ -83,43 +84,43 @@ impl Routing {
         });
     }
 
-    /// Whoever lives has been asked for the nonces that it remembers, and this node counts with them if it can in time.
+    /// True once every live node was asked for its nonces, and this node counts for the quorum or has had enough time to.
     pub fn has_nonces(&self) -> bool {
         self.quorum.lock().is_settled()
     }
 
-    /// False: the nonce was claimed before. None: nobody knows, or it cannot be remembered.
+    /// Claims a nonce in the cluster. False if it was claimed before, None if that is not known or a majority cannot remember the nonce.
     pub async fn claim_nonce(&self, nonce: Nonce) -> Option<bool> {
         let local = self.local.get()?;
         if !self.quorum.lock().counts() || !self.clocks.lock().is_near(local.now_ms()) {
             return None;
         }
-        // The first is the same for whoever claims: of two claims at once it lets one go on.
+        // All nodes ask the lowest incarnation first: of two claims at once, that node lets one go on.
         let mut others = self.reachable();
         let first = others.iter().copied().min().filter(|peer| *peer < self.hub.incarnation());
         others.retain(|peer| Some(*peer) != first);
-        let is_used = |said: &[Claimed]| said.iter().any(|claimed| !claimed.first);
+        let is_used = |said: &[NonceClaimAnswer]| said.iter().any(|claimed| !claimed.first);
         let claim = ClaimId::new(u64::from_ne_bytes(random_bytes()));
-        let nonce = ToldNonce { kept: KeptNonce { nonce, age_ms: 0 }, claim };
-        let mut elsewhere = self.claim_at(first.into_iter().collect(), &nonce).await;
-        if is_used(&elsewhere) {
+        let nonce = PeerNonce { kept: ClaimedNonce { nonce, age_ms: 0 }, claim };
+        let mut answers = self.claim_at(first.into_iter().collect(), &nonce).await;
+        if is_used(&answers) {
             return Some(false);
         }
         let here = self.claim_here(&**local, nonce.clone()).await?;
         if !here.first {
             return Some(false);
         }
-        elsewhere.extend(self.claim_at(others, &nonce).await);
-        if is_used(&elsewhere) {
+        answers.extend(self.claim_at(others, &nonce).await);
+        if is_used(&answers) {
             return Some(false);
         }
-        let clocks_ms = elsewhere.iter().map(|claimed| claimed.now_ms).collect();
-        *self.clocks.lock() = Clocks { said_ms: clocks_ms, at: Some(Instant::now()) };
+        let clocks_ms = answers.iter().map(|claimed| claimed.now_ms).collect();
+        *self.clocks.lock() = PeerClocks { said_ms: clocks_ms, at: Some(Instant::now()) };
         let is_near = self.clocks.lock().is_near(local.now_ms());
-        let remembering = elsewhere.iter().chain([&here]).filter(|claimed| claimed.counts).count();
+        let remembering = answers.iter().chain([&here]).filter(|claimed| claimed.counts).count();
         let is_majority = self.quorum.lock().is_majority(remembering, Instant::now());
         if !is_near || !is_majority {
-            tracing::warn!(target: OFTEN,
+            tracing::warn!(target: RATE_LIMITED,
                 remembering,
                 is_near,
                 "a nonce is not remembered by a majority of the nodes in time"
@@ -128,32 +129,32 @@ impl Routing {
         (is_near && is_majority).then_some(true)
     }
 
-    /// Whoever asks may have been heard of before: a node to which it came first has told this one.
-    async fn claim_here(&self, local: &dyn Local, told: ToldNonce) -> Option<Claimed> {
-        let ToldNonce { kept: KeptNonce { nonce, .. }, claim } = told;
-        let noted = self.noted.read().await;
+    /// Claims a nonce at this node. A node that received the same claim first may have reported it here before.
+    async fn claim_here(&self, local: &dyn LocalNode, peer_nonce: PeerNonce) -> Option<NonceClaimAnswer> {
+        let PeerNonce { kept: ClaimedNonce { nonce, .. }, claim } = peer_nonce;
+        let nonce_claims = self.nonce_claims.read().await;
         let is_new = local.claim_nonce(nonce.clone()).await?;
-        let first = noted.lock().claimed(&nonce, claim, is_new, Instant::now());
-        drop(noted);
-        Some(Claimed { first, counts: self.quorum.lock().counts(), now_ms: local.now_ms() })
+        let first = nonce_claims.lock().claimed(&nonce, claim, is_new, Instant::now());
+        drop(nonce_claims);
+        Some(NonceClaimAnswer { first, counts: self.quorum.lock().counts(), now_ms: local.now_ms() })
     }
 
-    async fn claim_at(&self, peers: Vec<u64>, nonce: &ToldNonce) -> Vec<Claimed> {
+    async fn claim_at(&self, peers: Vec<u64>, nonce: &PeerNonce) -> Vec<NonceClaimAnswer> {
         let mut said = Vec::with_capacity(peers.len());
-        let mut answers = self.ask(peers, 0, &Request::Claim(nonce.clone()));
+        let mut answers = self.ask(peers, 0, &PeerRequest::Claim(nonce.clone()));
         let all = async {
             while let Some(answer) = answers.next().await {
-                if let Answer::Claimed(claimed) = answer {
+                if let PeerAnswer::Claimed(claimed) = answer {
                     said.push(claimed);
                 }
             }
         };
-        // What has come by then counts.
+        // The answers that came in time count.
         tokio::time::timeout(CLAIM_WAIT, all).await.ok();
         said
     }
 
-    /// Gives every node that can be reached what this one remembers, which then does not count any more.
+    /// Sends the nonces of this node to every reachable node. This node does not count for the quorum any more.
     pub async fn hand_nonces_over(&self) {
         let Some(local) = self.local.get().filter(|_| self.quorum.lock().is_needed()) else { return };
         let kept = {
@@ -161,16 +162,16 @@ impl Routing {
             quorum.leave(Instant::now());
             quorum.kept(Instant::now())
         };
-        // Should it be started again, it does not know what others have remembered meanwhile.
+        // After a restart this node does not know the nonces that peers remembered meanwhile.
         local.keep_nodes(kept).await;
         let (mut to, mut after) = (self.reachable(), None);
         while !to.is_empty() {
             let Some((nonces, next)) = self.remembered(&**local, after.take()).await else { return };
             let last = next.is_none();
-            let given = &Request::NoncesGiven { nonces, last };
+            let given = &PeerRequest::NoncesGiven { nonces, last };
             let taking = to.into_iter().map(|peer| async move {
                 let taken = self.ask_one(peer, 0, given, PART_WAIT).await;
-                (taken == Some(Answer::Done)).then_some(peer)
+                (taken == Some(PeerAnswer::Done)).then_some(peer)
             });
             to = futures_util::future::join_all(taking).await.into_iter().flatten().collect();
             if last {
@@ -183,8 +184,8 @@ impl Routing {
     async fn take_nonces_over(&self, begun: Instant, waits: bool) {
         let Some(local) = self.local.get() else { return };
         let reachable = self.reachable();
-        // What it wants comes by its link to this node, as its answer will.
-        for peer in reachable.iter().filter(|peer| self.known_of(**peer).is_interest_known) {
+        // The peer's interest comes over its link to this node, as its answer will.
+        for peer in reachable.iter().filter(|peer| self.peer_status(**peer).is_interest_known) {
             if !self.quorum.lock().has_asked(*peer) {
                 self.take_nonces_of(*peer, &**local).await;
             }
@@ -202,11 +203,13 @@ impl Routing {
         }
     }
 
-    async fn take_nonces_of(&self, peer: u64, local: &dyn Local) {
+    async fn take_nonces_of(&self, peer: u64, local: &dyn LocalNode) {
         let mut after = None;
         for _ in 0..PARTS_MAX {
-            let asked = Request::NoncesAsked { after: after.take() };
-            let Some(Answer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else { return };
+            let asked = PeerRequest::NoncesAsked { after: after.take() };
+            let Some(PeerAnswer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else {
+                return;
+            };
             if self.remember(local, known.nonces).await.is_none() {
                 return;
             }
@@ -218,49 +221,53 @@ impl Routing {
         }
     }
 
-    /// For another node, with whose they are: that node may be asked by a claim that came here first. And where the next begin.
+    /// One page of nonces for another node, with their claims, and the cursor of the next page. A claim that came here first may still
+    /// come to that node.
     async fn remembered(
         &self,
-        local: &dyn Local,
+        local: &dyn LocalNode,
         after: Option<Box<[u8]>>,
-    ) -> Option<(Vec<ToldNonce>, Option<Box<[u8]>>)> {
-        let mut noted = self.noted.write().await;
+    ) -> Option<(Vec<PeerNonce>, Option<Box<[u8]>>)> {
+        let mut nonce_claims = self.nonce_claims.write().await;
         let NoncePage { nonces, next } = local.nonces(after).await?;
-        let noted = noted.get_mut();
-        noted.forget(Instant::now());
-        let told = nonces.into_iter().map(|kept| ToldNonce { claim: noted.of(&kept.nonce), kept });
-        Some((told.collect(), next))
+        let nonce_claims = nonce_claims.get_mut();
+        nonce_claims.forget(Instant::now());
+        let peer_nonces =
+            nonces.into_iter().map(|kept| PeerNonce { claim: nonce_claims.of(&kept.nonce), kept });
+        Some((peer_nonces.collect(), next))
     }
 
-    /// What another node has said.
-    async fn remember(&self, local: &dyn Local, nonces: Vec<ToldNonce>) -> Option<()> {
-        let mut noted = self.noted.write().await;
-        let (under_way, used): (Vec<_>, Vec<_>) = nonces.into_iter().partition(|told| told.claim.is_some());
-        let claimed = under_way.iter().map(|told| local.claim_nonce(told.kept.nonce.clone()));
+    /// Remembers nonces that another node has sent.
+    async fn remember(&self, local: &dyn LocalNode, nonces: Vec<PeerNonce>) -> Option<()> {
+        let mut nonce_claims = self.nonce_claims.write().await;
+        let (under_way, used): (Vec<_>, Vec<_>) =
+            nonces.into_iter().partition(|peer_nonce| peer_nonce.claim.is_some());
+        let claimed = under_way.iter().map(|peer_nonce| local.claim_nonce(peer_nonce.kept.nonce.clone()));
         let are_new = futures_util::future::join_all(claimed).await;
-        let (noted, now) = (noted.get_mut(), Instant::now());
-        for (told, is_new) in under_way.into_iter().zip(are_new) {
-            noted.heard(&told.kept.nonce, told.claim, is_new?, now);
+        let (nonce_claims, now) = (nonce_claims.get_mut(), Instant::now());
+        for (peer_nonce, is_new) in under_way.into_iter().zip(are_new) {
+            nonce_claims.record_remote(&peer_nonce.kept.nonce, peer_nonce.claim, is_new?, now);
         }
-        used.iter().for_each(|told| noted.heard(&told.kept.nonce, None, false, now));
-        local.keep_nonces(used.into_iter().map(|told| told.kept).collect()).await
+        used.iter()
+            .for_each(|peer_nonce| nonce_claims.record_remote(&peer_nonce.kept.nonce, None, false, now));
+        local.keep_nonces(used.into_iter().map(|peer_nonce| peer_nonce.kept).collect()).await
     }
 
-    /// A peer claims a nonce.
+    /// Answers a peer's claim of a nonce.
     pub(super) fn claimed_by_peer(
         self: Arc<Self>,
-        local: &Arc<dyn Local>,
-        nonce: ToldNonce,
-    ) -> Later<Option<Answer>> {
+        local: &Arc<dyn LocalNode>,
+        nonce: PeerNonce,
+    ) -> NodeFuture<Option<PeerAnswer>> {
         let local = Arc::clone(local);
-        Box::pin(async move { self.claim_here(&*local, nonce).await.map(Answer::Claimed) })
+        Box::pin(async move { self.claim_here(&*local, nonce).await.map(PeerAnswer::Claimed) })
     }
 
     pub(super) fn nonces_for_peer(
         self: Arc<Self>,
-        local: &Arc<dyn Local>,
+        local: &Arc<dyn LocalNode>,
         after: Option<Box<[u8]>>,
-    ) -> Later<Option<Answer>> {
+    ) -> NodeFuture<Option<PeerAnswer>> {
         let local = Arc::clone(local);
         Box::pin(async move {
             let (nonces, next) = self.remembered(&*local, after).await?;
@@ -268,24 +275,24 @@ impl Routing {
                 let quorum = self.quorum.lock();
                 (quorum.counts(), quorum.kept(Instant::now()).seen)
             };
-            Some(Answer::Nonces(NoncesKnown { nonces, next, counts, now_ms: local.now_ms(), seen }))
+            Some(PeerAnswer::Nonces(PeerNoncePage { nonces, next, counts, now_ms: local.now_ms(), seen }))
         })
     }
 
     pub(super) fn nonces_from_peer(
         self: Arc<Self>,
-        local: &Arc<dyn Local>,
+        local: &Arc<dyn LocalNode>,
         from: u64,
-        nonces: Vec<ToldNonce>,
+        nonces: Vec<PeerNonce>,
         last: bool,
-    ) -> Later<Option<Answer>> {
+    ) -> NodeFuture<Option<PeerAnswer>> {
         let local = Arc::clone(local);
         Box::pin(async move {
             self.remember(&*local, nonces).await?;
             if last {
                 self.quorum.lock().leaves(from);
             }
-            Some(Answer::Done)
+            Some(PeerAnswer::Done)
         })
     }
 }

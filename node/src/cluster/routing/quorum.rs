@@ -1,4 +1,4 @@
-//! Of which nodes a majority must remember a nonce, and whether this one is among them. No I/O; the time is handed in.
+//! Quorum of the nodes of which a majority must remember a nonce, and whether this node counts for it. No I/O; the time is passed in.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -6,50 +6,50 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Who was not seen for so long is not asked for any more: what it remembers is forgotten by then.
+/// Time after which a node that was not seen leaves the quorum: the nonces that it remembers are over by then.
 const SEEN_LAST: Duration = Duration::from_secs(15 * 60);
-/// Nodes that are held, far more than there are; of further ones nothing is noted while they are away.
+/// Most nodes that are held, far more than a cluster has. A further one is not recorded while it is away.
 const NODES_MAX: usize = 4_096;
-/// Nodes do not notice at the same moment that another one is away.
+/// Longest time between the moments at which two nodes notice that a third one is away.
 const NOTICED_APART: Duration = Duration::from_secs(5);
-/// A clock further than this from the median of the others' is wrong.
+/// Largest difference of a correct clock from the median of the others, in milliseconds.
 const CLOCKS_APART_MS: u64 = 60_000;
 
-/// What a node keeps of this over a restart.
+/// State of the quorum that a node keeps over a restart.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KeptNodes {
-    /// What it remembers is all that it is to remember.
+    /// True if the node counts: it remembers all nonces that it must.
     pub counts: bool,
-    /// The others, and how many milliseconds ago they were seen.
+    /// Ids of the other nodes, and how many milliseconds ago each was seen.
     pub seen: Vec<(Box<str>, u64)>,
-    /// Those of them that were away when this node last counted, and were not seen since; where it counts they say nothing.
+    /// Nodes of `seen` that were away when this node last counted, and were not seen since. Without meaning while `counts` is true.
     pub away: Vec<Box<str>>,
 }
 
-pub(super) struct Quorum {
+pub(super) struct NonceQuorum {
     own: Arc<str>,
-    /// Else the store remembers for all.
+    /// False if a shared store remembers the nonces for all nodes.
     is_needed: bool,
     counts: bool,
-    /// It counted before it was started, and remembers what it did.
+    /// True if this node counted before it was started, and still has those nonces.
     counted: bool,
-    /// Whoever lives would have been reached by now.
+    /// True once every live node has had enough time to be reached.
     is_late: bool,
     alive: HashMap<u64, Arc<str>>,
     seen: HashMap<Box<str>, Instant>,
-    /// Who had been away when this node last counted, and when it was seen last by then.
+    /// Nodes that were away when this node last counted, and when each had been seen last by then.
     away: HashMap<Box<str>, Instant>,
-    /// This node has handed over what it remembers.
+    /// True once this node has sent its nonces to the others in order to leave.
     has_left: bool,
-    /// Runs that have handed over what they remember.
-    gone: HashSet<u64>,
-    /// Runs whose nonces were taken over, or had none to give.
+    /// Incarnations that have sent their nonces to the others in order to leave.
+    handed_off: HashSet<u64>,
+    /// Incarnations whose nonces are all here, if they had any.
     asked: HashSet<u64>,
-    /// Whether they counted when they were asked.
+    /// Whether each node counted when it was asked, by node id.
     answered: HashMap<Box<str>, bool>,
 }
 
-impl Quorum {
+impl NonceQuorum {
     pub(super) fn new(own: &Arc<str>, kept: KeptNodes, now: Instant) -> Self {
         let mut quorum = Self {
             own: Arc::clone(own),
@@ -61,12 +61,12 @@ impl Quorum {
             seen: HashMap::new(),
             away: HashMap::new(),
             has_left: false,
-            gone: HashSet::new(),
+            handed_off: HashSet::new(),
             asked: HashSet::new(),
             answered: HashMap::new(),
         };
-        quorum.hear_of(&kept.seen, now);
-        // Who counted and was killed may have had others back since.
+        quorum.learn_nodes(&kept.seen, now);
+        // If this node counted and was killed, these nodes may have been back since the list was stored.
         let away = quorum.seen.iter().filter(|(node_id, _)| !kept.counts && kept.away.contains(node_id));
         quorum.away = away.map(|(node_id, at)| (node_id.clone(), *at)).collect();
         quorum
@@ -84,27 +84,27 @@ impl Quorum {
         self.counts
     }
 
-    /// From now on these live, and no others.
+    /// Sets the live nodes, and records that those until now were seen.
     pub(super) fn see(&mut self, alive: HashMap<u64, Arc<str>>, now: Instant) {
         for (incarnation, node_id) in std::mem::replace(&mut self.alive, alive) {
-            if !self.gone.contains(&incarnation) && self.seen.len() < NODES_MAX {
+            if !self.handed_off.contains(&incarnation) && self.seen.len() < NODES_MAX {
                 self.seen.insert((&*node_id).into(), now);
             }
         }
         let alive = &self.alive;
         self.asked.retain(|incarnation| alive.contains_key(incarnation));
-        self.gone.retain(|incarnation| alive.contains_key(incarnation));
+        self.handed_off.retain(|incarnation| alive.contains_key(incarnation));
         self.seen.retain(|_, at| now.saturating_duration_since(*at) < SEEN_LAST);
     }
 
-    /// The run has handed over what it remembers.
+    /// Records that an incarnation has sent its nonces to the others in order to leave.
     pub(super) fn leaves(&mut self, incarnation: u64) {
         let Some(node_id) = self.alive.get(&incarnation) else { return };
         self.seen.remove(&**node_id);
-        self.gone.insert(incarnation);
+        self.handed_off.insert(incarnation);
     }
 
-    /// This node hands over what it remembers. What others grant from then on it may not come to know.
+    /// Records that this node sends its nonces to the others in order to leave. It may not learn of later claims, so it does not count.
     pub(super) fn leave(&mut self, now: Instant) {
         if self.counts {
             let mut away = self.others(now);
@@ -119,36 +119,36 @@ impl Quorum {
         (self.counts, self.counted, self.has_left) = (false, false, true);
     }
 
-    /// What the run remembers was taken over. It says whether it counts, and whom it has seen.
+    /// Records that the nonces of an incarnation are here, whether it counts, and the nodes that it has seen.
     pub(super) fn taken(&mut self, incarnation: u64, counts: bool, seen: &[(Box<str>, u64)], now: Instant) {
         let Some(node_id) = self.alive.get(&incarnation) else { return };
         self.answered.insert((&**node_id).into(), counts);
         self.asked.insert(incarnation);
-        self.hear_of(seen, now);
+        self.learn_nodes(seen, now);
     }
 
     pub(super) fn has_asked(&self, incarnation: u64) -> bool {
         self.asked.contains(&incarnation)
     }
 
-    /// It counts, or there was time enough to come to that, and nobody who lives is left to be asked.
+    /// True if this node counts or has had enough time to, and every live node has been asked.
     pub(super) fn is_settled(&self) -> bool {
         !self.is_needed || ((self.counts || self.is_late) && self.has_asked_all())
     }
 
-    /// A node that does not count by now serves all the same.
+    /// Lets this node serve although it does not count yet.
     pub(super) fn wait_no_longer(&mut self) {
         self.is_late = true;
     }
 
-    /// All who live have been asked.
+    /// True if every live node has been asked.
     pub(super) fn has_asked_all(&self) -> bool {
         self.alive.keys().all(|incarnation| self.asked.contains(incarnation))
     }
 
-    /// Whether it has come to count. What it remembered before counts on when all have been asked who can be; who remembers
-    /// nothing needs it of a majority of those that count, so that any majority of them is known here. Who was away when this node
-    /// stopped, and still is, has been given nothing that this one had, and remembers nothing since.
+    /// Decides whether this node begins to count; true if it does now. A node that has kept its nonces begins once all reachable nodes
+    /// have been asked. A node without nonces needs those of a majority of the counting nodes, so that any majority of them is known
+    /// here. A node that was away when this one stopped, and still is, is left out: it has remembered nothing since.
     pub(super) fn decide(&mut self, is_asked: bool, now: Instant) -> bool {
         if self.counts || self.has_left || !is_asked {
             return false;
@@ -162,7 +162,7 @@ impl Quorum {
         self.counts
     }
 
-    /// So many nodes, this one included, remember it: they are a majority of those that were seen.
+    /// True if `remembering` nodes, this one included, are a majority of the nodes that were seen.
     pub(super) fn is_majority(&self, remembering: usize, now: Instant) -> bool {
         2 * remembering > self.others(now).len() + 1
     }
@@ -191,13 +191,13 @@ impl Quorum {
     }
 
     fn others(&self, now: Instant) -> BTreeSet<Box<str>> {
-        let alive = self.alive.iter().filter(|(incarnation, _)| !self.gone.contains(incarnation));
+        let alive = self.alive.iter().filter(|(incarnation, _)| !self.handed_off.contains(incarnation));
         let alive = alive.map(|(_, node_id)| Box::from(&**node_id));
         let seen = self.seen.iter().filter(|(_, at)| now.saturating_duration_since(**at) < SEEN_LAST);
         alive.chain(seen.map(|(node_id, _)| node_id.clone())).collect()
     }
 
-    fn hear_of(&mut self, nodes: &[(Box<str>, u64)], now: Instant) {
+    fn learn_nodes(&mut self, nodes: &[(Box<str>, u64)], now: Instant) {
         for (node_id, age_ms) in nodes {
             let Some(at) = now.checked_sub(Duration::from_millis(*age_ms)) else { continue };
             let is_known = self.seen.contains_key(node_id) || self.seen.len() < NODES_MAX;
@@ -209,7 +209,7 @@ impl Quorum {
     }
 }
 
-/// Whether a clock is near enough to the median of the others'; it is when there are none.
+/// True if a clock is near enough to the median of the others, or there are no others.
 pub(super) fn is_near(now_ms: u64, others_ms: &[u64]) -> bool {
     let mut others_ms = others_ms.to_vec();
     others_ms.sort_unstable();
@@ -226,9 +226,9 @@ pub(super) fn is_near(now_ms: u64, others_ms: &[u64]) -> bool {
 mod tests {
     use super::*;
 
-    fn quorum(kept: KeptNodes) -> (Quorum, Instant) {
+    fn quorum(kept: KeptNodes) -> (NonceQuorum, Instant) {
         let now = Instant::now();
-        (Quorum::new(&"own".into(), kept, now), now)
+        (NonceQuorum::new(&"own".into(), kept, now), now)
     }
 
     fn alive(nodes: &[(u64, &str)]) -> HashMap<u64, Arc<str>> {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_not_settled_when_those_are_asked_who_were_found_first() {
+    fn quorum_is_not_settled_by_the_first_found_peers_alone() {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.begin();
         quorum.see(alive(&[(1, "a")]), now);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_changes_neither_who_was_seen_nor_what_counts() {
+    fn restart_keeps_the_seen_nodes_and_whether_the_node_counts() {
         let (mut before, now) = quorum(KeptNodes::default());
         before.see(alive(&[(1, "a"), (2, "b")]), now);
         assert!(!before.decide(true, now));
@@ -315,8 +315,8 @@ mod tests {
         assert!(!quorum.counts() && !quorum.kept(now).counts);
     }
 
-    /// A node that counts, as `b` does, and `c` did.
-    fn beside_a_dead_one() -> (Quorum, Instant) {
+    /// A node that counts, as `b` does, while `c` did and is down.
+    fn beside_a_dead_one() -> (NonceQuorum, Instant) {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.see(alive(&[(1, "b"), (2, "c")]), now);
         quorum.taken(1, true, &[], now);
@@ -326,7 +326,7 @@ mod tests {
         (quorum, now)
     }
 
-    /// What a node keeps that has stopped in order, while `b` ran on and `c` had been dead for a minute.
+    /// State that a node keeps after a clean stop, while `b` ran on and `c` had been down for a minute.
     fn stopped() -> KeptNodes {
         let (mut before, now) = beside_a_dead_one();
         before.leave(now);
@@ -353,8 +353,8 @@ mod tests {
         let mut kept = stopped();
         for _ in 0..3 {
             let (mut quorum, now) = self::quorum(kept.clone());
-            // It is as long ago as it was, whatever others say.
-            quorum.hear_of(&[("c".into(), 56_000)], now);
+            // The time at which `c` was seen last stays, whatever peers report.
+            quorum.learn_nodes(&[("c".into(), 56_000)], now);
             assert!(!quorum.decide(true, now), "b has not said what it knows");
             kept = quorum.kept(now);
             assert_eq!((kept.counts, &*kept.away), (false, &["c".into()][..]));

@@ -1,4 +1,4 @@
-//! A simulated client: what a shard does for a connection, and what the client keeps of it.
+//! A simulated client: the work of a shard for one connection, and the state that the client keeps.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,39 +9,40 @@ use std::time::Duration;
 use fanfare_proto::serial::Serial;
 use parking_lot::Mutex;
 
-use super::watch::Watch;
+use super::watch::SimPresenceWatch;
 use crate::cluster::routing::Routing;
 use crate::hub::{
-    Channel, Content, Delivery, DeliveryTarget, Hub, Mark, PresenceDelivery, Refill, Spot, Start, Waiter,
+    AttachWaiter, Channel, ChannelBackfill, ChannelPosition, DeliveryContent, DeliveryTarget, Hub,
+    LocalOffset, MessageDelivery, PresenceDelivery, ResumeStart,
 };
-use crate::model::{ChannelKey, Forwarded};
+use crate::model::{ChannelKey, ForwardedMessages};
 use crate::tasks::{OnStop, Tasks};
 
-/// Far more than a run of the simulation takes.
+/// Far longer than one simulation takes.
 const BACK_MS: u64 = 600_000;
 const PULL_BYTES: usize = 2_000;
 
-/// Keeps what a node has for the client in one of its places.
+/// Mailbox of a client in one slot of a node.
 #[derive(Default)]
-pub(super) struct Mailbox(Mutex<Vec<Event>>);
+pub(super) struct SimMailbox(Mutex<Vec<SimMailboxEvent>>);
 
-enum Event {
-    Delivery(Arc<Delivery>),
+enum SimMailboxEvent {
+    Delivery(Arc<MessageDelivery>),
     Presence(Arc<PresenceDelivery>),
-    Lost(u64, Mark),
+    Lost(u64, ChannelPosition),
 }
 
-impl DeliveryTarget for Mailbox {
-    fn deliver(&self, delivery: Arc<Delivery>) {
-        self.0.lock().push(Event::Delivery(delivery));
+impl DeliveryTarget for SimMailbox {
+    fn deliver(&self, delivery: Arc<MessageDelivery>) {
+        self.0.lock().push(SimMailboxEvent::Delivery(delivery));
     }
 
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>) {
-        self.0.lock().push(Event::Presence(delivery));
+        self.0.lock().push(SimMailboxEvent::Presence(delivery));
     }
 
-    fn lose(&self, channel: u64, mark: &Mark) {
-        self.0.lock().push(Event::Lost(channel, mark.clone()));
+    fn lose_continuity(&self, channel: u64, mark: &ChannelPosition) {
+        self.0.lock().push(SimMailboxEvent::Lost(channel, mark.clone()));
     }
 
     fn congested(&self) -> bool {
@@ -49,12 +50,12 @@ impl DeliveryTarget for Mailbox {
     }
 }
 
-impl Mailbox {
+impl SimMailbox {
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }
 
-    fn take(&self) -> Vec<Event> {
+    fn take(&self) -> Vec<SimMailboxEvent> {
         std::mem::take(&mut self.0.lock())
     }
 
@@ -63,65 +64,65 @@ impl Mailbox {
     }
 }
 
-/// Where a client is connected.
+/// Connection of a client to a node.
 #[derive(Clone)]
-pub(super) struct At {
+pub(super) struct SimConnection {
     pub(super) node: usize,
     pub(super) slot: usize,
     pub(super) hub: Arc<Hub>,
     pub(super) routing: Arc<Routing>,
     pub(super) tasks: Arc<Tasks>,
-    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) mailbox: Arc<SimMailbox>,
 }
 
-/// A time in which a client relies on getting everything.
+/// A period of continuity, in which the client relies on receiving every message.
 #[derive(Debug, Default)]
-pub(super) struct Epoch {
-    /// From where on.
+pub(super) struct ContinuityEpoch {
+    /// Position from which the epoch begins.
     pub(super) after: Serial,
     pub(super) at: Duration,
-    /// Runs and sequences, as they came.
+    /// Incarnations and sequences in the order of arrival.
     pub(super) seen: Vec<(u64, u64)>,
 }
 
 #[derive(Default)]
-pub(super) struct Client {
-    pub(super) at: Option<At>,
-    subscriptions: BTreeMap<ChannelKey, Subscription>,
-    pub(super) epochs: BTreeMap<ChannelKey, Vec<Epoch>>,
-    pub(super) counts: Counts,
+pub(super) struct SimClient {
+    pub(super) at: Option<SimConnection>,
+    subscriptions: BTreeMap<ChannelKey, SimSubscription>,
+    pub(super) epochs: BTreeMap<ChannelKey, Vec<ContinuityEpoch>>,
+    pub(super) counts: SimClientCounts,
 }
 
 #[derive(Default)]
-pub(super) struct Counts {
-    /// Attaches that went on from a position.
+pub(super) struct SimClientCounts {
+    /// Attaches that resumed from a position.
     pub(super) resumed: usize,
-    /// How often the client was told that something may be missing.
-    pub(super) told: usize,
-    /// Of members, that it was told.
+    /// Number of continuity losses that the client was told.
+    pub(super) losses: usize,
+    /// Number of presence changes that the client was told.
     pub(super) changes: usize,
     now: Duration,
 }
 
-struct Subscription {
+struct SimSubscription {
     position: Option<Serial>,
-    stage: Stage,
-    watch: Watch,
+    stage: SimAttachStage,
+    watch: SimPresenceWatch,
 }
 
-enum Stage {
+enum SimAttachStage {
     Off,
-    /// Set when the others forward the channel.
+    /// Waits for the flag, which is set when the peers forward the channel.
     Joining(Arc<AtomicBool>),
-    /// Others are asked for what was missed up to this place.
+    /// Waits for the peers' messages that were missed up to this offset.
     Asking {
         channel: Arc<Channel>,
-        place: u64,
-        answer: Arc<Mutex<Option<Option<Vec<Forwarded>>>>>,
+        local_offset: u64,
+        answer: Arc<Mutex<Option<Option<Vec<ForwardedMessages>>>>>,
     },
     Replaying {
         channel: Arc<Channel>,
-        place: Spot,
+        local_offset: LocalOffset,
         has: Option<Serial>,
     },
     Live {
@@ -130,7 +131,7 @@ enum Stage {
     },
 }
 
-impl Stage {
+impl SimAttachStage {
     fn channel(&self) -> Option<&Arc<Channel>> {
         match self {
             Self::Off | Self::Joining(_) => None,
@@ -141,15 +142,15 @@ impl Stage {
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for SimClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stages = self.subscriptions.iter().map(|(key, subscription)| {
             let stage = match &subscription.stage {
-                Stage::Off => "off",
-                Stage::Joining(_) => "joining",
-                Stage::Asking { .. } => "asking",
-                Stage::Replaying { .. } => "replaying",
-                Stage::Live { .. } => "live",
+                SimAttachStage::Off => "off",
+                SimAttachStage::Joining(_) => "joining",
+                SimAttachStage::Asking { .. } => "asking",
+                SimAttachStage::Replaying { .. } => "replaying",
+                SimAttachStage::Live { .. } => "live",
             };
             (key.channel(), stage)
         });
@@ -157,8 +158,8 @@ impl fmt::Debug for Client {
     }
 }
 
-impl Client {
-    pub(super) fn connect(&mut self, at: At, now: Duration) {
+impl SimClient {
+    pub(super) fn connect(&mut self, at: SimConnection, now: Duration) {
         self.counts.now = now;
         at.mailbox.clear();
         for (key, subscription) in &mut self.subscriptions {
@@ -173,7 +174,11 @@ impl Client {
         if self.subscriptions.contains_key(key) {
             return;
         }
-        let mut subscription = Subscription { position: None, stage: Stage::Off, watch: Watch::default() };
+        let mut subscription = SimSubscription {
+            position: None,
+            stage: SimAttachStage::Off,
+            watch: SimPresenceWatch::default(),
+        };
         if let Some(at) = &self.at {
             let epochs = self.epochs.entry(key.clone()).or_default();
             subscription.attach(key, at, epochs, &mut self.counts);
@@ -181,13 +186,13 @@ impl Client {
         self.subscriptions.insert(key.clone(), subscription);
     }
 
-    /// The socket is gone, with what the client had not read.
-    pub(super) fn disconnect(&mut self, is_node_alive: bool) -> Option<At> {
+    /// Drops the socket, with everything that the client has not read.
+    pub(super) fn disconnect(&mut self, is_node_alive: bool) -> Option<SimConnection> {
         let at = self.at.take()?;
         for (key, subscription) in &mut self.subscriptions {
-            subscription.watch = Watch::default();
-            let channel = match std::mem::replace(&mut subscription.stage, Stage::Off) {
-                Stage::Joining(_) => at.hub.live(key),
+            subscription.watch = SimPresenceWatch::default();
+            let channel = match std::mem::replace(&mut subscription.stage, SimAttachStage::Off) {
+                SimAttachStage::Joining(_) => at.hub.live(key),
                 stage => stage.channel().map(Arc::clone),
             };
             if is_node_alive && let Some(channel) = channel {
@@ -198,15 +203,15 @@ impl Client {
         Some(at)
     }
 
-    /// Reads what has come, and goes on with what waited.
+    /// Reads the mailbox, and continues attaches that wait.
     pub(super) fn turn(&mut self, now: Duration) {
         self.counts.now = now;
         let Some(at) = &self.at else { return };
         for event in at.mailbox.take() {
             let number = match &event {
-                Event::Delivery(delivery) => delivery.channel,
-                Event::Presence(delivery) => delivery.channel,
-                Event::Lost(channel, _) => *channel,
+                SimMailboxEvent::Delivery(delivery) => delivery.channel,
+                SimMailboxEvent::Presence(delivery) => delivery.channel,
+                SimMailboxEvent::Lost(channel, _) => *channel,
             };
             let found = self.subscriptions.iter_mut().find(|(_, subscription)| {
                 subscription.stage.channel().is_some_and(|channel| channel.number() == number)
@@ -214,12 +219,12 @@ impl Client {
             let Some((key, subscription)) = found else { continue };
             let epochs = self.epochs.entry(key.clone()).or_default();
             match event {
-                Event::Delivery(delivery) => subscription.delivered(&delivery, epochs),
-                Event::Presence(delivery) => {
+                SimMailboxEvent::Delivery(delivery) => subscription.delivered(&delivery, epochs),
+                SimMailboxEvent::Presence(delivery) => {
                     self.counts.changes += 1;
-                    subscription.watch.hear(&delivery);
+                    subscription.watch.take_event(&delivery);
                 }
-                Event::Lost(_, mark) => {
+                SimMailboxEvent::Lost(_, mark) => {
                     subscription.lose_before(&mark, epochs, &mut self.counts);
                     subscription.begin_watch(at);
                 }
@@ -234,8 +239,8 @@ impl Client {
         }
     }
 
-    /// Who is present on the channel, as far as the client can tell; none while it is not attached.
-    pub(super) fn watch(&self, key: &ChannelKey) -> Option<&Watch> {
+    /// Presence as the client knows it on the channel; none while it is not attached.
+    pub(super) fn watch(&self, key: &ChannelKey) -> Option<&SimPresenceWatch> {
         let subscription = self.subscriptions.get(key)?;
         subscription.stage.channel().map(|_| &subscription.watch)
     }
@@ -244,99 +249,121 @@ impl Client {
         self.subscriptions.values_mut().for_each(|subscription| subscription.watch.events.clear());
     }
 
-    /// Everything that has come is read, and nothing is waited for.
+    /// True if the mailbox is empty.
     pub(super) fn is_settled(&self) -> bool {
         self.at.as_ref().is_some_and(|at| at.mailbox.is_empty())
             && self.subscriptions.values().all(|subscription| {
-                matches!(subscription.stage, Stage::Live { .. }) && subscription.watch.has_list()
+                matches!(subscription.stage, SimAttachStage::Live { .. }) && subscription.watch.has_list()
             })
     }
 }
 
-impl Subscription {
-    fn attach(&mut self, key: &ChannelKey, at: &At, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
+impl SimSubscription {
+    fn attach(
+        &mut self,
+        key: &ChannelKey,
+        at: &SimConnection,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
+    ) {
         self.attach_messages(key, at, epochs, counts);
         self.begin_watch(at);
     }
 
-    fn begin_watch(&mut self, at: &At) {
+    fn begin_watch(&mut self, at: &SimConnection) {
         if let Some(channel) = self.stage.channel() {
             self.watch.begin(&at.hub, channel);
         }
     }
 
-    fn attach_messages(&mut self, key: &ChannelKey, at: &At, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
+    fn attach_messages(
+        &mut self,
+        key: &ChannelKey,
+        at: &SimConnection,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
+    ) {
         let is_joined = Arc::new(AtomicBool::new(false));
         let waiter = || {
             let is_joined = Arc::clone(&is_joined);
-            Box::new(move || is_joined.store(true, Ordering::SeqCst)) as Waiter
+            Box::new(move || is_joined.store(true, Ordering::SeqCst)) as AttachWaiter
         };
         if at.hub.join(key, at.slot, waiter).is_none() {
-            self.stage = Stage::Joining(is_joined);
+            self.stage = SimAttachStage::Joining(is_joined);
             return;
         }
         let Some(position) = self.position.clone() else {
             let (channel, mark) = at.hub.attach(key, at.slot);
             self.begin(mark.serial(), epochs, counts.now);
-            self.stage = Stage::Live { channel, after: mark.place };
+            self.stage = SimAttachStage::Live { channel, after: mark.offset };
             return;
         };
-        let joined = at.hub.attach_after(key, at.slot, &position);
-        let (channel, Mark { place, .. }) = (joined.channel, joined.mark);
+        let joined = at.hub.attach_resuming(key, at.slot, &position);
+        let (channel, ChannelPosition { offset: place, .. }) = (joined.channel, joined.position);
         match joined.start {
-            Start::Live => {
+            ResumeStart::Live => {
                 counts.resumed += 1;
-                self.stage = Stage::Live { channel, after: place };
+                self.stage = SimAttachStage::Live { channel, after: place };
             }
-            Start::Replay { after, is_exact } => {
+            ResumeStart::Replay { after, is_exact } => {
                 counts.resumed += 1;
                 let has = (!is_exact).then_some(position);
-                self.stage = Stage::Replaying { channel, place: after, has };
+                self.stage = SimAttachStage::Replaying { channel, local_offset: after, has };
             }
-            Start::Unknown => {
+            ResumeStart::Unknown => {
                 let answer = Arc::new(Mutex::new(None));
                 let (routing, key, given) = (Arc::clone(&at.routing), key.clone(), Arc::clone(&answer));
                 at.tasks.spawn("missed", OnStop::Cancel, async move {
-                    let missed = routing.missed(&key, &position, BACK_MS).await;
+                    let missed = routing.backfill_from_peers(&key, &position, BACK_MS).await;
                     *given.lock() = Some(missed);
                 });
-                self.stage = Stage::Asking { channel, place, answer };
+                self.stage = SimAttachStage::Asking { channel, local_offset: place, answer };
             }
         }
     }
 
-    fn go_on(&mut self, key: &ChannelKey, at: &At, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
-        match std::mem::replace(&mut self.stage, Stage::Off) {
-            Stage::Joining(is_joined) if is_joined.load(Ordering::SeqCst) => {
+    fn go_on(
+        &mut self,
+        key: &ChannelKey,
+        at: &SimConnection,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
+    ) {
+        match std::mem::replace(&mut self.stage, SimAttachStage::Off) {
+            SimAttachStage::Joining(is_joined) if is_joined.load(Ordering::SeqCst) => {
                 self.attach(key, at, epochs, counts);
             }
-            Stage::Asking { channel, place, answer } => {
+            SimAttachStage::Asking { channel, local_offset: place, answer } => {
                 let missed = answer.lock().take();
                 match missed {
-                    None => self.stage = Stage::Asking { channel, place, answer },
+                    None => self.stage = SimAttachStage::Asking { channel, local_offset: place, answer },
                     Some(None) => {
-                        self.stage = Stage::Live { channel, after: place };
+                        self.stage = SimAttachStage::Live { channel, after: place };
                         self.lose(epochs, counts);
                     }
-                    Some(Some(missed)) => self.refilled(channel, place, missed, epochs, counts),
+                    Some(Some(missed)) => self.backfilled(channel, place, missed, epochs, counts),
                 }
             }
-            Stage::Replaying { channel, place, has } => self.replay(channel, place, has, epochs, counts),
+            SimAttachStage::Replaying { channel, local_offset: place, has } => {
+                self.replay(channel, place, has, epochs, counts)
+            }
             stage => self.stage = stage,
         }
     }
 
-    fn refilled(
+    fn backfilled(
         &mut self,
         channel: Arc<Channel>,
         place: u64,
-        missed: Vec<Forwarded>,
-        epochs: &mut Vec<Epoch>,
-        counts: &mut Counts,
+        missed: Vec<ForwardedMessages>,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
     ) {
         let position = self.position.clone().unwrap_or_default();
-        let Some(Refill { deliveries, has }) = channel.refill(&position, Spot::end(place), missed) else {
-            self.stage = Stage::Live { channel, after: place };
+        let Some(ChannelBackfill { deliveries, has }) =
+            channel.backfill(&position, LocalOffset::end(place), missed)
+        else {
+            self.stage = SimAttachStage::Live { channel, after: place };
             return self.lose(epochs, counts);
         };
         for (delivery, has) in deliveries {
@@ -344,83 +371,91 @@ impl Subscription {
             self.position = Some(has);
         }
         counts.resumed += 1;
-        self.stage = Stage::Replaying { channel, place: Spot::end(place), has: Some(has) };
+        self.stage =
+            SimAttachStage::Replaying { channel, local_offset: LocalOffset::end(place), has: Some(has) };
     }
 
     fn replay(
         &mut self,
         channel: Arc<Channel>,
-        mut spot: Spot,
+        mut local_offset: LocalOffset,
         has: Option<Serial>,
-        epochs: &mut Vec<Epoch>,
-        counts: &mut Counts,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
     ) {
-        let Some(pulled) = channel.pull(spot, PULL_BYTES) else {
-            self.stage = Stage::Live { channel, after: spot.place };
+        let Some(pulled) = channel.pull(local_offset, PULL_BYTES) else {
+            self.stage = SimAttachStage::Live { channel, after: local_offset.offset };
             return self.lose(epochs, counts);
         };
         for delivery in &pulled.deliveries {
-            let after = spot.place;
-            spot.place = delivery.place();
+            let after = local_offset.offset;
+            local_offset.offset = delivery.offset();
             match &has {
-                Some(has) if delivery.is_covered(has) => {}
+                Some(has) if delivery.is_included_in(has) => {}
                 Some(has) => {
                     see(epochs, delivery, 0);
-                    self.position = Some(delivery.mark().serial().join(has));
+                    self.position = Some(delivery.position().serial().join(has));
                 }
                 None => {
                     see(epochs, delivery, after);
-                    self.position = Some(delivery.mark().serial());
+                    self.position = Some(delivery.position().serial());
                 }
             }
         }
         self.stage = match pulled.is_end {
-            true => Stage::Live { channel, after: spot.place },
-            false => Stage::Replaying { channel, place: spot, has },
+            true => SimAttachStage::Live { channel, after: local_offset.offset },
+            false => SimAttachStage::Replaying { channel, local_offset, has },
         };
     }
 
-    fn delivered(&mut self, delivery: &Delivery, epochs: &mut [Epoch]) {
-        let Stage::Live { after, .. } = &mut self.stage else { return };
-        if delivery.place() > *after {
+    fn delivered(&mut self, delivery: &MessageDelivery, epochs: &mut [ContinuityEpoch]) {
+        let SimAttachStage::Live { after, .. } = &mut self.stage else { return };
+        if delivery.offset() > *after {
             see(epochs, delivery, *after);
-            self.position = Some(delivery.mark().serial());
+            self.position = Some(delivery.position().serial());
         }
     }
 
-    /// What follows is not there: the client is told, and goes on from where the channel stands.
-    fn lose(&mut self, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
+    /// Continuity loss: the client is told, and begins a new epoch at the channel's present position.
+    fn lose(&mut self, epochs: &mut Vec<ContinuityEpoch>, counts: &mut SimClientCounts) {
         let Some(channel) = self.stage.channel().map(Arc::clone) else { return };
-        let mark = channel.mark();
-        counts.told += 1;
+        let mark = channel.position();
+        counts.losses += 1;
         self.begin(mark.serial(), epochs, counts.now);
-        self.stage = Stage::Live { channel, after: mark.place };
+        self.stage = SimAttachStage::Live { channel, after: mark.offset };
     }
 
-    /// The same, of what comes before the mark.
-    fn lose_before(&mut self, mark: &Mark, epochs: &mut Vec<Epoch>, counts: &mut Counts) {
-        let Stage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
-        let (channel, place) = (Arc::clone(channel), mark.place.max(*after));
+    /// Continuity loss before a position, from which delivery goes on.
+    fn lose_before(
+        &mut self,
+        mark: &ChannelPosition,
+        epochs: &mut Vec<ContinuityEpoch>,
+        counts: &mut SimClientCounts,
+    ) {
+        let SimAttachStage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
+        let (channel, place) = (Arc::clone(channel), mark.offset.max(*after));
         let position =
-            if place == mark.place { mark.serial() } else { channel.position_at(Spot::end(place)) };
-        counts.told += 1;
+            if place == mark.offset { mark.serial() } else { channel.position_at(LocalOffset::end(place)) };
+        counts.losses += 1;
         self.begin(position, epochs, counts.now);
-        self.stage = Stage::Live { channel, after: place };
+        self.stage = SimAttachStage::Live { channel, after: place };
     }
 
-    fn begin(&mut self, after: Serial, epochs: &mut Vec<Epoch>, at: Duration) {
+    fn begin(&mut self, after: Serial, epochs: &mut Vec<ContinuityEpoch>, at: Duration) {
         self.position = Some(after.clone());
-        epochs.push(Epoch { after, at, seen: Vec::new() });
+        epochs.push(ContinuityEpoch { after, at, seen: Vec::new() });
     }
 }
 
-/// The messages of a delivery behind a place.
-fn see(epochs: &mut [Epoch], delivery: &Delivery, after: u64) {
+/// Records the messages of a delivery after a local offset.
+fn see(epochs: &mut [ContinuityEpoch], delivery: &MessageDelivery, after: u64) {
     let (run, first) = match delivery.content() {
-        Content::Own(published) => (published.incarnation, published.last().sequence + 1 - delivery.count()),
-        Content::Forwarded(forwarded) => (forwarded.incarnation, forwarded.first),
+        DeliveryContent::Own(published) => {
+            (published.incarnation, published.last().sequence + 1 - delivery.count())
+        }
+        DeliveryContent::Forwarded(forwarded) => (forwarded.incarnation, forwarded.first),
     };
-    let skip = after.saturating_sub(delivery.place() - delivery.count().min(delivery.place()));
+    let skip = after.saturating_sub(delivery.offset() - delivery.count().min(delivery.offset()));
     if let Some(epoch) = epochs.last_mut() {
         epoch.seen.extend((first + skip..first + delivery.count()).map(|sequence| (run, sequence)));
     }

@@ -1,28 +1,35 @@
-//! How simulated nodes begin and end, and how they hear of each other.
+//! Life cycle of simulated nodes, and their gossip.
 
 use std::time::{Duration, Instant};
 
-use super::node::{Node, Settings};
-use super::{NODES, NOWHERE, TICK, World};
-use crate::cluster::link::{Ending, PeerAddr};
-use crate::cluster::membership::State;
-use crate::cluster::routing::Standing;
+use super::node::{SimNode, SimNodeSettings};
+use super::{NODES, NOWHERE, SimWorld, TICK};
+use crate::cluster::link::{PeerAddr, StreamEnd};
+use crate::cluster::membership::LivenessState;
+use crate::cluster::routing::GossipStatus;
 
 const GOSSIP_EVERY: Duration = Duration::from_millis(250);
-/// Two nodes have not the same time.
+/// Start of the nodes' clocks. No two nodes have the same time.
 const CLOCK_MS: u64 = 1_700_000_000_000;
 const CLOCKS_APART_MS: u64 = 5_000;
 
-impl World {
+impl SimWorld {
     pub(super) fn start_node(&mut self) {
         let (index, run) = (self.nodes.len(), self.random.u64(1..));
-        // Now and then more comes than a lane holds.
+        // Under some seeds more items come than a stream's queue holds.
         let items = if self.random.u8(..6) == 0 { 60 } else { 10_000 };
         let clock_ms = CLOCK_MS + self.random.u64(..CLOCKS_APART_MS) + self.now.as_millis() as u64;
         let mut soon = || self.now + Duration::from_millis(self.random.u64(..2_000));
         let due = [self.now, soon(), soon()];
-        let settings = Settings { run, lanes: self.lanes, items, grace: self.grace, clock_ms, due };
-        self.nodes.push(Node::start(index, &settings, (self.began + self.ticked).into_std()));
+        let settings = SimNodeSettings {
+            incarnation: run,
+            stream_count: self.stream_count,
+            items,
+            presence_timeout: self.presence_timeout,
+            clock_ms,
+            due,
+        };
+        self.nodes.push(SimNode::start(index, &settings, (self.began + self.ticked).into_std()));
     }
 
     pub(super) fn alive(&self) -> Vec<usize> {
@@ -45,9 +52,14 @@ impl World {
 
     pub(super) fn kill(&mut self, node: usize) {
         for other in self.alive().into_iter().filter(|other| *other != node) {
-            for lane in 0..self.lanes {
+            for lane in 0..self.stream_count {
                 let is_cut = !self.passes(node, other) || !self.passes(other, node);
-                self.end_lane(node, other, lane, if is_cut { Ending::Silent } else { Ending::Broken });
+                self.end_stream(
+                    node,
+                    other,
+                    lane,
+                    if is_cut { StreamEnd::Silent } else { StreamEnd::Broken },
+                );
                 self.cut_one(other, node, lane);
             }
         }
@@ -62,13 +74,13 @@ impl World {
         }
     }
 
-    /// A node that died is started again.
+    /// Restarts a failed node.
     pub(super) fn start_after(&mut self, node: usize) {
         self.successors.insert(node, self.nodes.len());
         self.start_node();
     }
 
-    /// Gossip, and what nodes make of its absence.
+    /// Runs gossip and failure detection.
     pub(super) fn tick(&mut self) {
         while self.ticked + TICK <= self.now {
             self.ticked += TICK;
@@ -82,19 +94,19 @@ impl World {
                 }
             }
             for node in alive {
-                self.pulse(node, at);
+                self.tick_node(node, at);
             }
             self.cut.retain(|_, until| *until > self.ticked);
             for (from, to) in self.cut.keys().copied().collect::<Vec<_>>() {
-                // A lane over which nothing comes is given up, by either end.
+                // Either end gives up a stream over which nothing arrives.
                 if self.nodes[from].is_alive && self.random.u8(..15) == 0 {
-                    (0..self.lanes).for_each(|lane| self.cut_one(from, to, lane));
+                    (0..self.stream_count).for_each(|lane| self.cut_one(from, to, lane));
                 }
             }
         }
     }
 
-    /// What one node says of itself and of others, to one that is its seed.
+    /// Gossip of one node about itself and others, sent to a node that is its seed.
     fn gossip(&mut self, from: usize, to: usize, at: Instant) {
         if !self.nodes[from].met.contains_key(&to) {
             return self.challenge(from, to, at);
@@ -106,21 +118,21 @@ impl World {
             return self.challenge(to, from, at);
         }
         self.nodes[to].met.insert(from, at);
-        let told = self.nodes[from].known.clone();
+        let known = self.nodes[from].known.clone();
         let is_new = |other: &usize| {
             *other != to && !self.is_superseded(from, *other) && !self.is_superseded(to, *other)
         };
-        let told: Vec<usize> = told.into_iter().filter(is_new).collect();
-        self.nodes[to].known.extend(told);
+        let known: Vec<usize> = known.into_iter().filter(is_new).collect();
+        self.nodes[to].known.extend(known);
     }
 
-    /// It is answered by a node that runs, and only who has answered is believed.
+    /// Challenge of a node. Only a running node answers, and only a node that has answered is believed.
     fn challenge(&mut self, from: usize, to: usize, at: Instant) {
         if !self.passes(from, to) || !self.nodes[to].is_alive {
             return;
         }
-        if let Some(heard) = self.nodes[to].met.get_mut(&from) {
-            *heard = at;
+        if let Some(last_seen) = self.nodes[to].met.get_mut(&from) {
+            *last_seen = at;
         }
         if self.passes(to, from) {
             self.nodes[from].met.insert(to, at);
@@ -128,30 +140,30 @@ impl World {
         }
     }
 
-    /// A run of the same node that ended before.
-    pub(super) fn is_former_run(&self, node: usize, run: u64) -> bool {
+    /// True if this is an earlier incarnation of the same node, which has ended.
+    pub(super) fn is_earlier_incarnation(&self, node: usize, run: u64) -> bool {
         let of_run = self.nodes.iter().position(|node| node.peer.incarnation == run);
         let mut later = std::iter::successors(of_run, |index| self.successors.get(index).copied());
         later.any(|index| index == node)
     }
 
-    /// A later run of the other one is known there.
+    /// True if the node knows a later incarnation of the other one.
     fn is_superseded(&self, node: usize, other: usize) -> bool {
         let mut later = std::iter::successors(self.successors.get(&other), |next| self.successors.get(next));
         later.any(|next| *next == node || self.nodes[node].known.contains(next))
     }
 
-    fn pulse(&mut self, node: usize, at: Instant) {
+    fn tick_node(&mut self, node: usize, at: Instant) {
         let known: Vec<usize> = self.nodes[node].known.iter().copied().collect();
         let members: Vec<usize> =
             known.into_iter().filter(|other| !self.is_superseded(node, *other)).collect();
         let run = |index: &usize| self.nodes[*index].peer.incarnation;
         let runs: Vec<u64> = members.iter().map(run).collect();
-        let heard: Vec<(u64, Instant)> =
-            self.nodes[node].met.iter().map(|(other, heard)| (run(other), *heard)).collect();
+        let last_seen: Vec<(u64, Instant)> =
+            self.nodes[node].met.iter().map(|(other, last_seen)| (run(other), *last_seen)).collect();
         let liveness = &mut self.nodes[node].liveness;
         liveness.watch(runs.iter().copied(), at);
-        heard.into_iter().for_each(|(run, heard)| liveness.heard(run, heard));
+        last_seen.into_iter().for_each(|(run, last_seen)| liveness.record_seen(run, last_seen));
         let ask = liveness.tick(at).ask;
         for (run, other) in runs.into_iter().zip(members.iter().copied()) {
             if ask.contains(&run) {
@@ -159,37 +171,37 @@ impl World {
             }
         }
         self.look(node, &members);
-        self.nodes[node].routing.doubt_the_unreached(at.into());
+        self.nodes[node].routing.mark_unreachable_in_doubt(at.into());
     }
 
-    /// The node's view of the others, when it has changed.
+    /// Publishes the node's view of the others, if it has changed.
     fn look(&mut self, node: usize, members: &[usize]) {
         let state = |index: usize| self.nodes[node].liveness.state(self.nodes[index].peer.incarnation);
         let passes = |one: usize, other: usize| self.passes(one, other) && self.passes(other, one);
         let others = || self.alive().into_iter().filter(|index| *index != node);
-        let is_elsewhere = |index: usize| {
-            let is_heard =
-                others().any(|other| other != index && passes(other, index) && passes(node, other));
-            self.nodes[index].is_alive && state(index) == State::Dead && is_heard
+        let is_seen_by_others = |index: usize| {
+            let is_seen = others().any(|other| other != index && passes(other, index) && passes(node, other));
+            self.nodes[index].is_alive && state(index) == LivenessState::Down && is_seen
         };
-        let view = members.iter().map(|index| (*index, state(*index), is_elsewhere(*index)));
-        let view: Vec<(usize, State, bool)> = view.collect();
+        let view = members.iter().map(|index| (*index, state(*index), is_seen_by_others(*index)));
+        let view: Vec<(usize, LivenessState, bool)> = view.collect();
         if view == self.nodes[node].view {
             return;
         }
         let run = |index: usize| self.nodes[index].peer.incarnation;
-        let alive = view.iter().filter(|(_, state, _)| *state == State::Alive).map(|(index, ..)| run(*index));
+        let alive =
+            view.iter().filter(|(_, state, _)| *state == LivenessState::Alive).map(|(index, ..)| run(*index));
         let peers =
             view.iter().map(|(index, ..)| PeerAddr { peer: self.nodes[*index].peer.clone(), addr: NOWHERE });
         self.nodes[node].routing.set_peers(peers.collect(), alive.collect());
-        let standing = view.iter().map(|(index, state, is_elsewhere)| Standing {
+        let statuses = view.iter().map(|(index, state, is_seen_by_others)| GossipStatus {
             incarnation: run(*index),
-            is_dead: *state == State::Dead,
+            is_down: *state == LivenessState::Down,
             is_draining: false,
-            is_elsewhere: *is_elsewhere,
+            is_seen_by_others: *is_seen_by_others,
             has_clients: true,
         });
-        self.nodes[node].routing.look_for_deaths(&standing.collect::<Vec<_>>());
+        self.nodes[node].routing.update_node_failures(&statuses.collect::<Vec<_>>());
         self.nodes[node].view = view;
     }
 }

@@ -1,19 +1,20 @@
-//! A cluster in one process and with a clock of its own: nodes, the lanes between them and their clients take turns as a seed has it.
+//! A cluster in one process with a simulated clock: nodes, the streams between them and their clients take turns in an order that a seed
+//! decides.
 //!
-//! Channels, routing, lanes and liveness are those of a node. What is simulated is the network, which is slow, cut and healed at
-//! any moment, the shards, and the clients. Afterwards everything is mended, and each client must have seen all that it
-//! could rely on: once, in order, and without a gap that it was not told of.
+//! Channels, routing, peer queues and liveness are the production code. The network is simulated: it is slow, cut and healed at any moment.
+//! So are the shards and the clients. Afterwards everything is mended, and each client must have seen all that it could rely on: once, in
+//! order, and without an unreported gap.
 //!
 //! `SIMULATION_SEED=7 cargo test -p fanfare --lib simulation` runs one seed alone.
 
 mod check;
 mod client;
-mod death;
-mod lanes;
 mod life;
 mod net;
 mod node;
-mod people;
+mod node_failure;
+mod peer_streams;
+mod presence;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,18 +22,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use check::{Log, check};
-use client::{At, Client, Counts};
-use net::Late;
-use node::Node;
+use check::{SimPublishLog, check};
+use client::{SimClient, SimClientCounts, SimConnection};
+use net::LateBatches;
+use node::SimNode;
 use parking_lot::Mutex;
-use people::{HalfOpen, Person};
+use presence::{HalfOpenSocket, SimSession};
 use tokio::time::Instant;
 
 use crate::accounts::Account;
 use crate::model::{AccountId, ChannelKey, ChannelName, ConnectionId, Draft};
 use crate::publish::PublishRequest;
-use crate::telemetry::Span;
+use crate::telemetry::TraceSpan;
 
 const SEEDS: u64 = 50;
 const THREADS: usize = 10;
@@ -40,18 +41,18 @@ const NODES: usize = 3;
 const CLIENTS: usize = 6;
 const CHANNELS: usize = 2;
 const STEPS: usize = 4_000;
-/// Until all nodes have the same members when the network is whole again.
+/// Time until all nodes have the same members once the network has healed.
 const HEALS_WITHIN: Duration = Duration::from_secs(5);
-/// Until nobody is present any more who is gone, beyond the grace: a death is noticed, and each node does for itself what
-/// another has not done.
-const GONE_WITHIN: Duration = Duration::from_secs(9);
+/// Time beyond the presence timeout until no absent member is listed any more: the node failure is noticed, and each node catches up on
+/// leaves that another node has not issued.
+const CLEARED_WITHIN: Duration = Duration::from_secs(9);
 const QUIET_ROUND: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(100);
-/// No address is ever used.
+/// Placeholder address, which is never used.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
 
 #[test]
-fn simulated_clients_miss_no_message_without_being_told() {
+fn simulated_clients_miss_no_message_without_continuity_loss() {
     let seeds = match std::env::var("SIMULATION_SEED") {
         Ok(seed) => {
             let seed = seed.parse().expect("a seed is a number");
@@ -60,96 +61,96 @@ fn simulated_clients_miss_no_message_without_being_told() {
         Err(_) => 0..SEEDS,
     };
     let seeds: Vec<u64> = seeds.collect();
-    // Each has a runtime and a clock of its own, and shares nothing with the others.
+    // Each world has a runtime and a clock of its own, and shares nothing with the others.
     let worlds = std::thread::scope(|scope| {
         let runs = seeds
             .chunks(seeds.len().div_ceil(THREADS))
-            .map(|seeds| scope.spawn(|| seeds.iter().map(|seed| Outcome::of(*seed)).collect::<Vec<_>>()));
+            .map(|seeds| scope.spawn(|| seeds.iter().map(|seed| SimOutcome::of(*seed)).collect::<Vec<_>>()));
         let runs: Vec<_> = runs.collect();
         runs.into_iter().flat_map(|run| run.join().expect("a seed that failed says so")).collect::<Vec<_>>()
     });
-    let sum = |of: fn(&Outcome) -> usize| worlds.iter().map(of).sum::<usize>();
-    let (seen, resumed, told) = (sum(|one| one.seen), sum(|one| one.resumed), sum(|one| one.told));
-    println!("{seen} deliveries, {resumed} attaches resumed, {told} told that something may be missing");
-    let (changes, moves, orphans) = (sum(|one| one.changes), sum(|one| one.moves), sum(|one| one.orphans));
+    let sum = |of: fn(&SimOutcome) -> usize| worlds.iter().map(of).sum::<usize>();
+    let (seen, resumed, losses) = (sum(|one| one.seen), sum(|one| one.resumed), sum(|one| one.losses));
+    println!("{seen} deliveries, {resumed} attaches resumed, {losses} told that something may be missing");
+    let (changes, moves, orphaned) = (sum(|one| one.changes), sum(|one| one.moves), sum(|one| one.orphaned));
     println!(
-        "{changes} changes of members seen, {moves} connections moved, {orphans} members let leave after a death"
+        "{changes} changes of members seen, {moves} connections moved, {orphaned} members let leave after a death"
     );
     let is_one = worlds.len() == 1;
-    assert!(is_one || seen > 0 && 3 * resumed > told, "it is of little use when most are told that");
-    assert!(is_one || changes > 0 && moves > 0 && orphans > 0, "nobody is present");
+    assert!(is_one || seen > 0 && 3 * resumed > losses, "it is of little use when most are told that");
+    assert!(is_one || changes > 0 && moves > 0 && orphaned > 0, "nobody is present");
 }
 
-/// What fails can be looked at again.
+/// Determinism, so that a failure can be reproduced.
 #[test]
 fn a_seed_gives_the_same_each_time() {
     for seed in [7, 12, 31, 44] {
-        let (one, other) = (Outcome::of(seed), Outcome::of(seed));
+        let (one, other) = (SimOutcome::of(seed), SimOutcome::of(seed));
         for (client, (one, other)) in one.clients.iter().zip(&other.clients).enumerate() {
             assert_eq!(one, other, "seed {seed}, client {client}");
         }
         assert!(one == other, "seed {seed}");
     }
-    assert!(Outcome::of(7) != Outcome::of(12));
+    assert!(SimOutcome::of(7) != SimOutcome::of(12));
 }
 
-/// What came of one seed before all was quiet.
+/// Result of one seed, before the quiet phase.
 #[derive(PartialEq, Eq)]
-struct Outcome {
-    /// Of each client: what it relied on, from where on and when, and what it saw, as it came.
+struct SimOutcome {
+    /// Epochs of each client: position, time, and messages in the order of arrival.
     clients: Vec<String>,
     seen: usize,
     resumed: usize,
-    told: usize,
+    losses: usize,
     changes: usize,
     moves: usize,
-    /// By another node than that which had their connection.
-    orphans: usize,
+    /// Number of members that left through another node than that of their connection.
+    orphaned: usize,
 }
 
-impl Outcome {
+impl SimOutcome {
     fn of(seed: u64) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
-        runtime.expect("a runtime starts").block_on(World::run(seed))
+        runtime.expect("a runtime starts").block_on(SimWorld::run(seed))
     }
 }
 
-struct World {
+struct SimWorld {
     seed: u64,
     random: fastrand::Rng,
     began: Instant,
     now: Duration,
     ticked: Duration,
-    /// To each peer.
-    lanes: usize,
-    nodes: Vec<Node>,
-    clients: Vec<Client>,
+    /// Number of streams to each peer.
+    stream_count: usize,
+    nodes: Vec<SimNode>,
+    clients: Vec<SimClient>,
     keys: Vec<ChannelKey>,
-    logs: Vec<Arc<Mutex<Log>>>,
-    /// From the one to the other nothing passes until then.
+    logs: Vec<Arc<Mutex<SimPublishLog>>>,
+    /// Directed pairs of nodes between which nothing passes, until that time.
     cut: BTreeMap<(usize, usize), Duration>,
     has_long_cuts: bool,
-    late: Vec<Late>,
-    /// The next runs of nodes that died.
+    late: Vec<LateBatches>,
+    /// Next incarnations of nodes that failed.
     successors: BTreeMap<usize, usize>,
     is_calm: bool,
     account: Arc<Account>,
-    people: Vec<Person>,
-    half_open: Vec<HalfOpen>,
-    /// So many there were.
+    people: Vec<SimSession>,
+    half_open: Vec<HalfOpenSocket>,
+    /// Number of sockets so far.
     sockets: u32,
-    /// So many connections were taken up by another socket.
+    /// Number of session takeovers so far.
     moves: usize,
-    /// Members of connections that began: the channel and the name.
+    /// Members of new connections: the channel and the name.
     came: Vec<(usize, String)>,
-    /// In which a connection may come back before its members leave.
-    grace: Duration,
-    /// Every node knows of all members, so nobody is there again who has left.
+    /// Time in which a connection may resume before its members leave.
+    presence_timeout: Duration,
+    /// True once every node knows all members, so that no member who has left reappears.
     is_healed: bool,
 }
 
-impl World {
-    async fn run(seed: u64) -> Outcome {
+impl SimWorld {
+    async fn run(seed: u64) -> SimOutcome {
         let mut world = Self::new(seed);
         for _ in 0..NODES {
             world.start_node();
@@ -167,14 +168,14 @@ impl World {
         world.check_healed();
         world.is_healed = true;
         world.settle().await;
-        world.publish_everywhere();
+        world.publish_on_all_nodes();
         world.settle().await;
         world.check();
-        world.quiet(world.grace + GONE_WITHIN).await;
-        world.check_nobody_else();
+        world.quiet(world.presence_timeout + CLEARED_WITHIN).await;
+        world.check_no_other_members();
         let outcome = world.outcome();
         world.lose_some().await;
-        world.check_nobody_else();
+        world.check_no_other_members();
         outcome
     }
 
@@ -182,7 +183,7 @@ impl World {
         let key =
             |index: usize| ChannelKey::new(AccountId::new("acme"), ChannelName::of(&format!("c{index}")));
         let mut random = fastrand::Rng::with_seed(seed);
-        let grace = Duration::from_secs([15, 3][random.usize(..2)]);
+        let presence_timeout = Duration::from_secs([15, 3][random.usize(..2)]);
         let has_long_cuts = random.u8(..3) == 0;
         Self {
             seed,
@@ -190,10 +191,10 @@ impl World {
             began: Instant::now(),
             now: Duration::ZERO,
             ticked: Duration::ZERO,
-            // One, as a node has by default, or two.
-            lanes: if seed % 2 == 1 { 1 } else { 2 },
+            // One stream to each peer, as by default, or two.
+            stream_count: if seed % 2 == 1 { 1 } else { 2 },
             nodes: Vec::new(),
-            clients: (0..CLIENTS).map(|_| Client::default()).collect(),
+            clients: (0..CLIENTS).map(|_| SimClient::default()).collect(),
             keys: (0..CHANNELS).map(key).collect(),
             logs: (0..CHANNELS).map(|_| Arc::default()).collect(),
             cut: BTreeMap::new(),
@@ -202,34 +203,35 @@ impl World {
             successors: BTreeMap::new(),
             is_calm: true,
             account: Arc::new(Account::plain("acme")),
-            people: (0..CLIENTS).map(|_| Person::default()).collect(),
+            people: (0..CLIENTS).map(|_| SimSession::default()).collect(),
             half_open: Vec::new(),
             sockets: 0,
             moves: 0,
             came: Vec::new(),
-            grace,
+            presence_timeout,
             is_healed: false,
         }
     }
 
-    /// The clock of the runtime is the world's, so what waits in a node waits for that one.
+    /// Advances the paused clock of the runtime to the world's time, so that timers in the nodes fire.
     async fn keep_time(&self) {
         let late = (self.began + self.now).saturating_duration_since(Instant::now());
         tokio::time::advance(late).await;
     }
 
-    fn outcome(&self) -> Outcome {
-        let counts = |of: fn(&Counts) -> usize| self.clients.iter().map(|client| of(&client.counts)).sum();
+    fn outcome(&self) -> SimOutcome {
+        let counts =
+            |of: fn(&SimClientCounts) -> usize| self.clients.iter().map(|client| of(&client.counts)).sum();
         let epochs = self.clients.iter().flat_map(|client| client.epochs.values().flatten());
         let stored = self.nodes.iter().flat_map(|node| node.store.take());
-        Outcome {
+        SimOutcome {
             clients: self.clients.iter().map(|client| format!("{:?}", client.epochs)).collect(),
             seen: epochs.map(|epoch| epoch.seen.len()).sum(),
             resumed: counts(|counts| counts.resumed),
-            told: counts(|counts| counts.told),
+            losses: counts(|counts| counts.losses),
             changes: counts(|counts| counts.changes),
             moves: self.moves,
-            orphans: stored.filter(|event| event.owner.incarnation != event.incarnation).count(),
+            orphaned: stored.filter(|event| event.owner.incarnation != event.incarnation).count(),
         }
     }
 
@@ -237,7 +239,7 @@ impl World {
         self.now += Duration::from_millis(self.random.u64(..10));
         self.tick();
         match self.random.u32(..1050) {
-            0..700 => self.move_lane(),
+            0..700 => self.move_stream(),
             700..800 => self.publish(),
             800..920 => {
                 let client = self.random.usize(..CLIENTS);
@@ -249,7 +251,7 @@ impl World {
                 self.clients[client].attach(&self.keys[channel].clone(), self.now);
             }
             970..982 => self.late_arrival(),
-            982..989 => self.cut_lane(),
+            982..989 => self.cut_stream(),
             989..991 => self.change_network(),
             991..993 => self.kill_and_start(),
             _ => {
@@ -261,8 +263,9 @@ impl World {
 
     fn reconnect(&mut self) {
         let index = self.random.usize(..CLIENTS);
-        let alive =
-            |client: &Client, nodes: &[Node]| client.at.as_ref().is_some_and(|at| nodes[at.node].is_alive);
+        let alive = |client: &SimClient, nodes: &[SimNode]| {
+            client.at.as_ref().is_some_and(|at| nodes[at.node].is_alive)
+        };
         let is_alive = alive(&self.clients[index], &self.nodes);
         if let Some(at) = self.clients[index].disconnect(is_alive).filter(|_| is_alive) {
             self.depart(index, at.node);
@@ -274,10 +277,11 @@ impl World {
     }
 
     fn connect(&mut self, client: usize, node: usize) {
-        let Node { hub, routing, tasks, mailboxes, .. } = &self.nodes[node];
+        let SimNode { hub, routing, tasks, mailboxes, .. } = &self.nodes[node];
         let (hub, routing, tasks) = (Arc::clone(hub), Arc::clone(routing), Arc::clone(tasks));
         let mailbox = Arc::clone(&mailboxes[client]);
-        self.clients[client].connect(At { node, slot: client, hub, routing, tasks, mailbox }, self.now);
+        self.clients[client]
+            .connect(SimConnection { node, slot: client, hub, routing, tasks, mailbox }, self.now);
         self.arrive(client, node);
     }
 
@@ -295,9 +299,9 @@ impl World {
             connection_id: ConnectionId::from_bytes([9; 16]),
             client_id: None,
             messages: vec![Draft::default(); count],
-            span: Span::default(),
+            span: TraceSpan::default(),
         };
-        let Node { publisher, hub, .. } = &self.nodes[node];
+        let SimNode { publisher, hub, .. } = &self.nodes[node];
         let (log, run) = (Arc::clone(&self.logs[channel]), hub.incarnation());
         let acked = Arc::clone(&log);
         let done = move |result: Result<crate::publish::PublishAck, _>| {
@@ -312,7 +316,7 @@ impl World {
         }
     }
 
-    /// From here on nothing is cut, and every client is connected and attached to all channels.
+    /// Ends all cuts, and connects and attaches every client to all channels.
     fn mend(&mut self) {
         self.is_calm = true;
         self.cut.clear();
@@ -326,13 +330,13 @@ impl World {
         }
     }
 
-    fn publish_everywhere(&mut self) {
+    fn publish_on_all_nodes(&mut self) {
         for node in self.alive() {
             (0..CHANNELS).for_each(|channel| self.publish_on(node, channel, 1));
         }
     }
 
-    /// Everybody does what there is to do.
+    /// Gives every node, client and stream a turn.
     async fn round(&mut self, step: Duration) {
         self.now += step;
         self.keep_time().await;
@@ -352,7 +356,7 @@ impl World {
         }
     }
 
-    /// Until nothing moves any more.
+    /// Runs rounds until nothing moves any more.
     async fn settle(&mut self) {
         for _ in 0..2_000 {
             self.round(Duration::from_millis(20)).await;
@@ -363,7 +367,7 @@ impl World {
         assert_eq!(self.unsettled(), None, "seed {}: it does not settle", self.seed);
     }
 
-    /// What is still under way.
+    /// Description of work that is still under way; none if there is none.
     fn unsettled(&self) -> Option<String> {
         let alive = self.alive();
         for from in alive.iter().copied() {
@@ -372,7 +376,7 @@ impl World {
                 let Some(link) = link.filter(|link| link.is_up()) else {
                     return Some(format!("the link from {from} to {to} is not up"));
                 };
-                if !(0..self.lanes).all(|lane| link.is_idle(lane)) {
+                if !(0..self.stream_count).all(|lane| link.is_idle(lane)) {
                     return Some(format!("the link from {from} to {to} is not idle"));
                 }
             }
@@ -380,7 +384,7 @@ impl World {
                 return Some(format!("{from} does not know all that the others want"));
             }
         }
-        let unsettled = |client: &&Client| client.at.is_some() && !client.is_settled();
+        let unsettled = |client: &&SimClient| client.at.is_some() && !client.is_settled();
         self.clients.iter().find(unsettled).map(|client| format!("a client is not settled: {client:?}"))
     }
 

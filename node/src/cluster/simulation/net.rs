@@ -1,4 +1,4 @@
-//! Lanes between simulated nodes: the queues and the bookkeeping of real ones, and pipes that whoever simulates moves on.
+//! Streams between simulated nodes: the production queues and bookkeeping, and pipes that the simulation moves on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,47 +8,48 @@ use parking_lot::Mutex;
 
 use crate::cluster::inbound::{Inbound, Peer};
 use crate::cluster::link::{
-    Ending, Item, Lanes, OpenLane, PeerAddr, PeerLinks, Pull, Queue, QueueBounds, Receipt,
+    BatchPull, InboundStreams, OpenInboundStream, PeerAck, PeerAddr, PeerItem, PeerLinks, PeerQueue,
+    QueueBounds, StreamEnd,
 };
 
-/// The links that one node keeps to others.
+/// The links of one node to its peers.
 pub(super) struct SimLinks {
-    lanes: usize,
+    stream_count: usize,
     bounds: QueueBounds,
     links: Mutex<BTreeMap<u64, Arc<SimLink>>>,
 }
 
 pub(super) struct SimLink {
     peer: Peer,
-    lanes: Vec<Lane>,
+    streams: Vec<SimPeerStream>,
 }
 
-struct Lane {
-    queue: Queue,
-    stream: Mutex<Option<Stream>>,
+struct SimPeerStream {
+    queue: PeerQueue,
+    stream: Mutex<Option<SimOpenStream>>,
 }
 
-/// An open lane, with what is on its way over it.
-struct Stream {
+/// An open stream, with the frames on their way over it.
+struct SimOpenStream {
     number: u64,
-    accepted: OpenLane,
+    accepted: OpenInboundStream,
     batches: VecDeque<v1::Batch>,
     confirmed: VecDeque<u64>,
 }
 
-/// What was on its way when a lane was cut, and may still come.
-pub(super) struct Late {
+/// Batches that were on their way when a stream was cut, and may still arrive.
+pub(super) struct LateBatches {
     from: Peer,
     to: u64,
-    lane: usize,
-    ending: Ending,
-    accepted: OpenLane,
+    stream: usize,
+    ending: StreamEnd,
+    accepted: OpenInboundStream,
     batches: VecDeque<v1::Batch>,
 }
 
 impl SimLinks {
     pub(super) fn new(lanes: usize, bounds: QueueBounds) -> Arc<Self> {
-        Arc::new(Self { lanes, bounds, links: Mutex::default() })
+        Arc::new(Self { stream_count: lanes, bounds, links: Mutex::default() })
     }
 
     pub(super) fn link(&self, to: u64) -> Option<Arc<SimLink>> {
@@ -62,19 +63,19 @@ impl PeerLinks for Arc<SimLinks> {
         links.retain(|run, _| peers.iter().any(|peer| peer.peer.incarnation == *run));
         for PeerAddr { peer, .. } in peers {
             links.entry(peer.incarnation).or_insert_with(|| {
-                let lane = || Lane { queue: Queue::new(self.bounds), stream: Mutex::default() };
-                Arc::new(SimLink { peer, lanes: (0..self.lanes).map(|_| lane()).collect() })
+                let lane = || SimPeerStream { queue: PeerQueue::new(self.bounds), stream: Mutex::default() };
+                Arc::new(SimLink { peer, streams: (0..self.stream_count).map(|_| lane()).collect() })
             });
         }
     }
 
-    fn lanes(&self) -> usize {
-        self.lanes
+    fn stream_count(&self) -> usize {
+        self.stream_count
     }
 
-    fn send(&self, to: u64, channel_hash: u64, item: &Item) -> Receipt {
-        let Some(link) = self.link(to) else { return Receipt::lost() };
-        link.lanes[(channel_hash % self.lanes as u64) as usize].queue.push(item.encoded(), None)
+    fn send(&self, to: u64, channel_hash: u64, item: &PeerItem) -> PeerAck {
+        let Some(link) = self.link(to) else { return PeerAck::lost() };
+        link.streams[(channel_hash % self.stream_count as u64) as usize].queue.push(item.encoded(), None)
     }
 
     fn is_up(&self, run: u64) -> bool {
@@ -84,16 +85,16 @@ impl PeerLinks for Arc<SimLinks> {
 
 impl SimLink {
     pub(super) fn is_up(&self) -> bool {
-        self.lanes.iter().all(|lane| lane.stream.lock().is_some())
+        self.streams.iter().all(|lane| lane.stream.lock().is_some())
     }
 
     pub(super) fn is_open(&self, lane: usize) -> bool {
-        self.lanes[lane].stream.lock().is_some()
+        self.streams[lane].stream.lock().is_some()
     }
 
-    /// A handshake that comes through.
-    pub(super) fn open(&self, lane: usize, from: &Side<'_>, to: &Side<'_>) {
-        let Lane { queue, stream } = &self.lanes[lane];
+    /// Opens the stream: the handshake succeeds.
+    pub(super) fn open(&self, lane: usize, from: &SimEndpoint<'_>, to: &SimEndpoint<'_>) {
+        let SimPeerStream { queue, stream } = &self.streams[lane];
         let hello = v1::Hello {
             major: MAJOR,
             minor: MINOR,
@@ -104,32 +105,32 @@ impl SimLink {
             taken: 0,
             to: to.peer.incarnation,
         };
-        let Ok((accepted, answer)) = to.lanes.open(hello, to.peer, to.inbound) else { return };
-        to.inbound.lane_opened(from.peer, lane as u32);
+        let Ok((accepted, answer)) = to.inbound_streams.open(hello, to.peer, to.inbound) else { return };
+        to.inbound.stream_opened(from.peer, lane as u32);
         let number = queue.open(answer.taken);
         *stream.lock() =
-            Some(Stream { number, accepted, batches: VecDeque::new(), confirmed: VecDeque::new() });
+            Some(SimOpenStream { number, accepted, batches: VecDeque::new(), confirmed: VecDeque::new() });
         if self.is_up() {
             from.inbound.link(&self.peer, true);
         }
     }
 
-    /// What waits goes on its way. False when more had come than the lane holds, which ends it.
+    /// Sends queued batches. False if the queue had overflowed, which ends the stream.
     pub(super) fn send(&self, lane: usize) -> bool {
-        let Lane { queue, stream } = &self.lanes[lane];
+        let SimPeerStream { queue, stream } = &self.streams[lane];
         let mut stream = stream.lock();
         let Some(stream) = &mut *stream else { return true };
         match queue.pull(stream.number) {
-            Pull::Batch(batch) => stream.batches.push_back(batch),
-            Pull::Nothing => {}
-            Pull::Over => return false,
+            BatchPull::Batch(batch) => stream.batches.push_back(batch),
+            BatchPull::Nothing => {}
+            BatchPull::Over => return false,
         }
         true
     }
 
-    /// One batch arrives. False when the lane is not open any more at the other end.
+    /// Delivers one batch. False if the other end has closed the stream.
     pub(super) fn arrive(&self, lane: usize, to: &dyn Inbound) -> bool {
-        let mut stream = self.lanes[lane].stream.lock();
+        let mut stream = self.streams[lane].stream.lock();
         let Some(stream) = &mut *stream else { return true };
         let Some(batch) = stream.batches.pop_front() else { return true };
         match stream.accepted.take(batch, to) {
@@ -139,41 +140,41 @@ impl SimLink {
         true
     }
 
-    /// One confirmation arrives.
+    /// Delivers one ack.
     pub(super) fn confirm(&self, lane: usize) {
         let confirmed =
-            self.lanes[lane].stream.lock().as_mut().and_then(|stream| stream.confirmed.pop_front());
+            self.streams[lane].stream.lock().as_mut().and_then(|stream| stream.confirmed.pop_front());
         if let Some(sequence) = confirmed {
-            self.lanes[lane].queue.confirm(sequence);
+            self.streams[lane].queue.confirm(sequence);
         }
     }
 
-    /// The lane is cut; what was on its way over it, which may still arrive.
-    pub(super) fn cut(&self, lane: usize, from: &Side<'_>, ending: Ending) -> Option<Late> {
+    /// Cuts the stream. Returns the batches on their way, which may still arrive.
+    pub(super) fn cut(&self, lane: usize, from: &SimEndpoint<'_>, ending: StreamEnd) -> Option<LateBatches> {
         let was_up = self.is_up();
-        let Stream { accepted, batches, .. } = self.lanes[lane].stream.lock().take()?;
+        let SimOpenStream { accepted, batches, .. } = self.streams[lane].stream.lock().take()?;
         if was_up {
             from.inbound.link(&self.peer, false);
         }
         let (from, to) = (from.peer.clone(), self.peer.incarnation);
-        Some(Late { from, to, lane, ending, accepted, batches })
+        Some(LateBatches { from, to, stream: lane, ending, accepted, batches })
     }
 
     pub(super) fn is_idle(&self, lane: usize) -> bool {
-        self.lanes[lane].stream.lock().as_ref().is_some_and(|stream| {
+        self.streams[lane].stream.lock().as_ref().is_some_and(|stream| {
             stream.batches.is_empty()
                 && stream.confirmed.is_empty()
-                && self.lanes[lane].queue.held_bytes() == 0
+                && self.streams[lane].queue.held_bytes() == 0
         })
     }
 }
 
-impl Late {
+impl LateBatches {
     pub(super) fn to(&self) -> u64 {
         self.to
     }
 
-    /// False when nothing more can come of it.
+    /// Delivers one batch. False if no further batch can arrive.
     pub(super) fn arrive(&mut self, to: &dyn Inbound) -> bool {
         if let Some(batch) = self.batches.pop_front()
             && self.accepted.take(batch, to).is_ok()
@@ -181,20 +182,20 @@ impl Late {
             return true;
         }
         if self.accepted.is_current() {
-            to.lane_ended(&self.from, self.lane as u32, self.ending.may_be_whole());
+            to.stream_ended(&self.from, self.stream as u32, self.ending.may_be_contiguous());
         }
         false
     }
 
-    /// Nothing of it arrives.
+    /// Drops all batches.
     pub(super) fn drop_all(&mut self) {
         self.batches.clear();
     }
 }
 
-/// One end of a lane.
-pub(super) struct Side<'a> {
+/// One end of a stream.
+pub(super) struct SimEndpoint<'a> {
     pub(super) peer: &'a Peer,
-    pub(super) lanes: &'a Lanes,
+    pub(super) inbound_streams: &'a InboundStreams,
     pub(super) inbound: &'a dyn Inbound,
 }

@@ -1,4 +1,4 @@
-//! What a client sees of who is present: the list as a shard gives it, page by page, and the events that are told beside it.
+//! Presence as a client sees it: the list from a shard, page by page, and the events beside it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use fanfare_proto::frame::Format;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::hub::{Channel, Hub, MemberEvent, PresenceDelivery, PresenceMode, Sync, Verdict};
+use crate::hub::{Channel, Hub, MemberEvent, MemberSync, PresenceDelivery, PresenceMode, SyncVerdict};
 use crate::model::{MemberData, MemberId, PresenceAction};
 
 /// Members of one channel by their names, with their data.
-pub(super) type Seen = BTreeMap<String, String>;
+pub(super) type SimMembers = BTreeMap<String, String>;
 
 pub(super) fn name_of(member: &MemberId) -> String {
     format!("{} {}", member.connection_id, member.client_id.as_str())
@@ -22,35 +22,35 @@ pub(super) fn text_of(data: &MemberData) -> String {
 }
 
 #[derive(Default)]
-pub(super) struct Watch {
+pub(super) struct SimPresenceWatch {
     mode: PresenceMode,
-    sync: Option<Sync>,
-    /// The pages so far of a list that has not ended.
-    pages: Seen,
-    /// Whom the client takes for present.
-    pub(super) seen: Seen,
-    /// What it was told behind its list, in order.
+    sync: Option<MemberSync>,
+    /// Pages so far of a list that is not complete.
+    pages: SimMembers,
+    /// Members that the client takes for present.
+    pub(super) seen: SimMembers,
+    /// Events after the list, in order.
     pub(super) events: Vec<(PresenceAction, String)>,
 }
 
-impl Watch {
-    /// The client has attached, or was told that something is missing.
+impl SimPresenceWatch {
+    /// Starts a new list, after an attach or a continuity loss.
     pub(super) fn begin(&mut self, hub: &Hub, channel: &Channel) {
-        let (follows, mark) = hub.presence_mark(channel);
+        let (follows, mark) = hub.presence_state(channel);
         *self = Self {
             seen: std::mem::take(&mut self.seen),
             events: std::mem::take(&mut self.events),
             ..Self::default()
         };
         self.mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
-        self.sync = follows.then(Sync::default);
+        self.sync = follows.then(MemberSync::default);
         if !follows {
-            self.replace(Seen::new());
+            self.replace(SimMembers::new());
         }
     }
 
-    /// By a list. Who is not as before has changed unseen.
-    fn replace(&mut self, seen: Seen) {
+    /// Replaces the members by a complete list. Each difference counts as an unseen change.
+    fn replace(&mut self, seen: SimMembers) {
         let before = std::mem::replace(&mut self.seen, seen);
         let gone = before.keys().filter(|name| !self.seen.contains_key(*name));
         self.events.extend(gone.map(|name| (PresenceAction::Leave, name.clone())));
@@ -59,10 +59,10 @@ impl Watch {
     }
 
     pub(super) fn has_list(&self) -> bool {
-        self.sync.as_ref().is_none_or(Sync::is_sent)
+        self.sync.as_ref().is_none_or(MemberSync::is_sent)
     }
 
-    /// The next page, if there is one.
+    /// Takes the next page, if there is one.
     pub(super) fn pull(&mut self, hub: &Hub, channel: &Channel) {
         let Some(sync) = self.sync.as_mut().filter(|sync| !sync.is_sent()) else { return };
         let page = hub.presence_page(channel, Format::Json, sync.after());
@@ -79,10 +79,10 @@ impl Watch {
         held.iter().for_each(|delivery| self.apply(&delivery.event));
     }
 
-    pub(super) fn hear(&mut self, delivery: &Arc<PresenceDelivery>) {
+    pub(super) fn take_event(&mut self, delivery: &Arc<PresenceDelivery>) {
         let sequence = delivery.event.sequence;
         let verdict = match (self.mode, &mut self.sync) {
-            (PresenceMode::After(mark), _) if sequence > mark => Verdict::Send,
+            (PresenceMode::After(mark), _) if sequence > mark => SyncVerdict::Send,
             (PresenceMode::Syncing, Some(sync)) => {
                 let verdict = sync.judge(delivery);
                 if sync.ends_with(sequence) {
@@ -93,50 +93,50 @@ impl Watch {
             }
             _ => return,
         };
-        if verdict == Verdict::Send {
+        if verdict == SyncVerdict::Send {
             self.apply(&delivery.event);
         }
     }
 
     fn apply(&mut self, event: &MemberEvent) {
         let name = name_of(&event.member);
-        let former = match event.action {
+        let previous = match event.action {
             PresenceAction::Leave => self.seen.remove(&name),
             PresenceAction::Enter | PresenceAction::Update => {
                 self.seen.insert(name.clone(), text_of(&event.data))
             }
         };
         let was_there = event.action != PresenceAction::Enter;
-        assert_eq!(former.is_some(), was_there, "{}: {name} after {:?}", event.action, self.events);
+        assert_eq!(previous.is_some(), was_there, "{}: {name} after {:?}", event.action, self.events);
         self.events.push((event.action, name));
     }
 }
 
 /// A page as clients read it.
 #[derive(Deserialize)]
-struct Page<'a> {
+struct SimPresencePage<'a> {
     #[serde(borrow)]
-    members: Vec<Listed<'a>>,
+    members: Vec<SimListedMember<'a>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Listed<'a> {
+struct SimListedMember<'a> {
     client_id: String,
     connection_id: String,
     #[serde(borrow)]
     data: Option<&'a RawValue>,
 }
 
-fn members_of(frame: &[u8]) -> Seen {
-    // What goes before the text says how long it is.
+fn members_of(frame: &[u8]) -> SimMembers {
+    // The header before the text depends on its length.
     let head = match frame[1] {
         126 => 4,
         127 => 10,
         _ => 2,
     };
-    let page: Page<'_> = serde_json::from_slice(&frame[head..]).expect("a page is JSON");
-    let seen = |member: Listed<'_>| {
+    let page: SimPresencePage<'_> = serde_json::from_slice(&frame[head..]).expect("a page is JSON");
+    let seen = |member: SimListedMember<'_>| {
         let data = member.data.map_or_else(String::new, |data| data.get().to_owned());
         (format!("{} {}", member.connection_id, member.client_id), data)
     };

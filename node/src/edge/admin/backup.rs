@@ -1,4 +1,4 @@
-//! `/backup`: what this node keeps on its disk, as one stream.
+//! `/backup`: the data of this node's disk, as one stream.
 
 use axum::Router;
 use axum::body::Body;

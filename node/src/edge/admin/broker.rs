@@ -1,6 +1,6 @@
-//! `/broker/<token>/{user,vhost,resource,topic}`: what RabbitMQ's HTTP auth backend asks of keys that consume queues.
+//! `/broker/<token>/{user,vhost,resource,topic}`: requests of RabbitMQ's HTTP auth backend for keys that consume queues.
 //!
-//! The token is that of operators. Neither the path nor a body reaches a log: both hold secrets.
+//! The token is the operators' token. Neither the path nor a body is logged: both hold secrets.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -14,7 +14,7 @@ use fanfare_proto::path::decode;
 use super::{AdminState, AdminToken};
 use crate::origin::queues::BrokerRequest;
 
-/// Before the token.
+/// Path before the token.
 const PREFIX: &str = "/broker/";
 const FORM_BYTES_MAX: usize = 16 * 1024;
 
@@ -23,7 +23,7 @@ pub(super) fn routes() -> Router<AdminState> {
     Router::new().route("/broker/{token}/{check}", get(by_query).post(by_form)).layer(limit)
 }
 
-/// Whether the path has the token; none: it is no path of the broker.
+/// True if the path has the right token. None: the path is not one of the broker.
 pub(super) fn is_authorized(raw_path: &str, token: &AdminToken) -> Option<bool> {
     let rest = raw_path.strip_prefix(PREFIX)?;
     let given = rest.split('/').next().unwrap_or_default();

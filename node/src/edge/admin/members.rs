@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{AdminState, json, refusal};
 
-/// What a node says of itself. Addresses are as others reach them.
+/// Facts of one node. Addresses are those that other nodes use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeView {
@@ -20,7 +20,7 @@ pub struct NodeView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
     pub version: String,
-    /// Of the protocol between nodes.
+    /// Minor version of the protocol between nodes.
     pub protocol_minor: u32,
     pub ready: bool,
     pub draining: bool,
@@ -32,9 +32,9 @@ pub struct MemberView {
     #[serde(flatten)]
     pub node: NodeView,
     pub state: MemberState,
-    /// This node can send to it.
+    /// True if this node can send to the member.
     pub link_up: bool,
-    /// It has said which channels it wants.
+    /// True if the member has sent its interest.
     pub interest_known: bool,
 }
 
@@ -44,14 +44,14 @@ pub enum MemberState {
     Alive,
     Suspect,
     Dead,
-    /// It has said goodbye.
+    /// Left after a clean end.
     Left,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct MembersView {
     pub node: NodeView,
-    /// The others.
+    /// All other members.
     pub members: Vec<MemberView>,
 }
 

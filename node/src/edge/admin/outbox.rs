@@ -1,4 +1,4 @@
-//! `/outbox`: what waits for the targets of this node, its dead letters, and sending these again.
+//! `/outbox`: events that wait for this node's targets, dead letters, and their retry.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{AdminState, json, refusal};
 use crate::model::AccountId;
 use crate::origin::history::StoreError;
-use crate::origin::outbox::{EventQuery, Outbox, RetryError, TargetId};
+use crate::origin::outbox::{EventOutbox, EventQuery, RetryError, TargetId};
 
 const BODY_BYTES_MAX: usize = 64 * 1024;
 const LIMIT: usize = 100;
@@ -66,8 +66,8 @@ async fn retry(
     }
 }
 
-/// The outbox, where it or the directory knows the target.
-fn knowing(state: &AdminState, target: &TargetId) -> Option<Outbox> {
+/// The outbox, if it or the directory has the target.
+fn knowing(state: &AdminState, target: &TargetId) -> Option<EventOutbox> {
     (state.outbox)().filter(|outbox| outbox.knows(target))
 }
 
@@ -76,17 +76,17 @@ fn unknown(target: &TargetId) -> Response {
     refusal(StatusCode::NOT_FOUND, &text)
 }
 
-/// None: the body is neither empty nor an object like this.
+/// Parses the body of a retry. None: the body is neither empty nor such an object.
 fn read_retry(body: &[u8]) -> Option<Retry> {
     match body.trim_ascii() {
         [] => Some(Retry::default()),
-        // Of an array serde would take the fields by their places.
+        // From an array serde would take the fields in order.
         body @ [b'{', ..] => serde_json::from_slice(body).ok(),
         _ => None,
     }
 }
 
-/// The error names the parameter.
+/// Parses the query. The error names the bad parameter.
 fn read_query(text: &str) -> Result<EventQuery, &'static str> {
     let mut query = EventQuery { state: EventState::Dead, after: None, limit: LIMIT };
     for (name, value) in form_urlencoded::parse(text.as_bytes()) {

@@ -1,4 +1,4 @@
-//! The operators' connections: few, and none that stays with its head unfinished.
+//! Connections of the operators' listener: few, and none that leaves its request head incomplete.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::edge::host;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// More wait in the backlog.
+/// Maximum of connections; further ones wait in the backlog.
 const CONNECTIONS_MAX: usize = 256;
-/// How long accepting pauses when the system has no file left.
+/// Pause of accepting when the system has no file left.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Never returns. `header_time` is for the head of each request, and for the silence before it.
+/// Serves operators. Never returns. `header_time` bounds the head of each request, and the silence before it.
 pub async fn serve(listener: TcpListener, router: Router, header_time: Duration) {
     let router = router.layer(from_fn(host::checked));
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
@@ -29,7 +29,7 @@ pub async fn serve(listener: TcpListener, router: Router, header_time: Duration)
             Ok(place) => place,
             Err(_) => {
                 metrics::counter!("fanfare_admin_connections_full_total").increment(1);
-                tracing::warn!(target: OFTEN, places = CONNECTIONS_MAX, "admin connections wait: all places are taken");
+                tracing::warn!(target: RATE_LIMITED, places = CONNECTIONS_MAX, "admin connections wait: all places are taken");
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
                 place
             }

@@ -14,12 +14,12 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let handle = PrometheusBuilder::new().build_recorder().handle();
     let metrics = Arc::new(move || handle.render());
     let (readiness, members) = (Arc::new(move || readiness.clone()), Arc::new(|| Some(view())));
-    let done = Rebalanced { connections: 9, mean: 6, asked: 2 };
+    let done = RebalanceReport { connections: 9, mean: 6, asked: 2 };
     let (token, drain) = (Arc::new(token), Arc::new(drain));
-    let rebalance: Arc<dyn Fn() -> Later<Rebalanced> + Send + Sync> =
+    let rebalance: Arc<dyn Fn() -> AdminFuture<RebalanceReport> + Send + Sync> =
         Arc::new(move || Box::pin(async move { done }));
     let outbox = Arc::new(|| None);
-    let backup: Arc<dyn Fn() -> Later<Result<BackupStream, BackupRefused>> + Send + Sync> =
+    let backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefused>> + Send + Sync> =
         Arc::new(|| Box::pin(async { Err(BackupRefused::Busy) }));
     (
         AdminState { metrics, token, queues: None, outbox, readiness, drain, members, backup, rebalance },
@@ -107,7 +107,7 @@ async fn everything_else_needs_the_token() {
 }
 
 #[tokio::test]
-async fn a_drain_is_asked_for_and_answered_as_often_as_one_likes() {
+async fn drain_can_be_requested_repeatedly() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counting = Arc::clone(&asked);
     let (state, _folder) = state(Readiness::Ready, move || {
@@ -127,7 +127,7 @@ async fn a_drain_is_asked_for_and_answered_as_often_as_one_likes() {
 }
 
 #[tokio::test]
-async fn members_are_told_with_what_is_known_of_them() {
+async fn debug_members_lists_each_member_with_its_facts() {
     let (_, body) = ask(Readiness::Ready, "/debug/members", &[("authorization", "Bearer the-token")]).await;
     let own = r#""incarnation":"0000000000000007","listen":"a.example:1","peer":"a.example:2","version":"0.1.0","protocolMinor":3,"ready":true,"draining":false"#;
     let others = r#""state":"left","linkUp":false,"interestKnown":true"#;

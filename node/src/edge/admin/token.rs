@@ -1,4 +1,4 @@
-//! The operators' token: given in a file, or made in the data folder.
+//! The admin token: read from a given file, or generated in the data folder.
 
 use std::fmt;
 use std::io;
@@ -11,10 +11,10 @@ use subtle::ConstantTimeEq as _;
 use crate::data_file;
 use crate::model::{bare_secret, random_bytes};
 
-/// What stands behind `authorization: Bearer` of an operator. `Debug` does not show it.
+/// Token that operators send as `authorization: Bearer`. `Debug` does not show it.
 pub struct AdminToken(String);
 
-/// Why there is no admin token; names the file, never its content.
+/// The reason why there is no admin token; names the file, never its content.
 #[derive(Debug)]
 pub enum AdminTokenError {
     Unreadable {
@@ -25,7 +25,7 @@ pub enum AdminTokenError {
         file: PathBuf,
         source: io::Error,
     },
-    /// In quotes, empty, or not one line of visible ASCII.
+    /// Token that is quoted, empty, or not one line of visible ASCII.
     Malformed {
         file: PathBuf,
         reason: &'static str,
@@ -33,10 +33,10 @@ pub enum AdminTokenError {
 }
 
 impl AdminToken {
-    /// Reads `<data_dir>/admin-token`, or makes it (mode 0600) when it is absent or empty.
+    /// Reads `<data_dir>/admin-token`, or creates it (mode 0600) if it is absent or empty.
     ///
     /// # Errors
-    /// The file cannot be read or written, or holds no token.
+    /// The file cannot be read or written, or holds no valid token.
     pub fn made_in(data_dir: &Path) -> Result<Self, AdminTokenError> {
         if let Some(token) = Self::kept_in(data_dir)? {
             return Ok(token);
@@ -47,10 +47,10 @@ impl AdminToken {
         Ok(Self(token))
     }
 
-    /// Reads `<data_dir>/admin-token`; none: a start makes it. A start of an earlier version leaves it empty on a full disk.
+    /// Reads `<data_dir>/admin-token`. None: the next start creates it. Earlier versions left it empty on a full disk.
     ///
     /// # Errors
-    /// The file cannot be read, or holds no token.
+    /// The file cannot be read, or holds no valid token.
     pub fn kept_in(data_dir: &Path) -> Result<Option<Self>, AdminTokenError> {
         let file = file_in(data_dir);
         match std::fs::read(&file) {
@@ -60,10 +60,10 @@ impl AdminToken {
         }
     }
 
-    /// Reads a file that is there.
+    /// Reads an existing file.
     ///
     /// # Errors
-    /// It cannot be read, or holds no token.
+    /// The file cannot be read, or holds no valid token.
     pub fn read(file: &Path) -> Result<Self, AdminTokenError> {
         let text = std::fs::read_to_string(file)
             .map_err(|source| AdminTokenError::Unreadable { file: file.to_owned(), source })?;
@@ -75,7 +75,7 @@ impl AdminToken {
         Ok(Self(token.to_owned()))
     }
 
-    /// The value of the header `authorization` by which an operator asks.
+    /// The `authorization` header of an operator's request.
     pub fn authorization(&self) -> String {
         format!("Bearer {}", self.0)
     }

@@ -39,8 +39,8 @@ fn sockets_leave_http_its_connections() {
     let files = ClientFiles::within(64, &limits);
     let (_first, second) = (files.take_socket().unwrap(), files.take_socket().unwrap());
     assert!(files.is_full() && !files.is_scarce());
-    assert_eq!(files.take_socket().err(), Some(Full::Sockets));
-    let connections: Vec<Permit> = std::iter::from_fn(|| files.take_connection()).collect();
+    assert_eq!(files.take_socket().err(), Some(CapacityLimit::Sockets));
+    let connections: Vec<ConnectionPermit> = std::iter::from_fn(|| files.take_connection()).collect();
     assert_eq!(connections.len(), 2 + 4);
     drop(second);
     assert!(files.is_full() && files.is_scarce(), "there is no connection left");
@@ -53,7 +53,7 @@ fn sockets_leave_http_its_connections() {
 fn a_node_without_files_counts_as_full_for_a_while() {
     let mut files = ClientFiles::within(1_024, &Limits::default());
     assert!(!files.is_full());
-    files.is_out_of_files();
+    files.record_out_of_files();
     assert!(files.is_full());
     files.begun = Instant::now().checked_sub(OUT_OF_FILES + Duration::from_secs(1)).unwrap();
     assert!(!files.is_full());
@@ -66,7 +66,7 @@ fn there_is_room_for_the_files_before_they_are_opened() {
     let files = open_files_max();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let room = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
-    assert!(room.trim().parse::<u64>().unwrap() >= files.min(ROOM_MAX), "{room} for {files}");
-    make_room(0);
-    make_room(u64::MAX);
+    assert!(room.trim().parse::<u64>().unwrap() >= files.min(FILE_TABLE_MAX), "{room} for {files}");
+    presize_file_table(0);
+    presize_file_table(u64::MAX);
 }

@@ -7,37 +7,37 @@ use axum::response::Response;
 use fanfare_proto::http::{BatchRequest, BatchResponse, BatchResult, parse_batch};
 
 use super::Api;
-use super::body::{self, Unread};
-use super::publish::stored;
+use super::body::{self, UnreadBody};
+use super::publish::publish_and_store;
 use crate::auth::Principal;
-use crate::edge::errors::{Kind, Refusal};
+use crate::edge::errors::{HttpRefusal, RefusalKind};
 use crate::model::{ChannelKey, Draft, DraftError, Operation, draft_bytes};
-use crate::telemetry::{Limit, Span};
+use crate::telemetry::{Limit, TraceSpan};
 
-/// Of one result beside the name of its channel.
+/// Upper bound of one result's bytes beside the name of its channel.
 const RESULT_BYTES_MAX: usize = 256;
 
-/// Channels published to at once, so that they share a sync of the store; fewer where their copies are large.
+/// Channels that are published to concurrently, so that they share a sync of the store; fewer if their copies are large.
 const TOGETHER_MAX: usize = 32;
 const TOGETHER_BYTES_MAX: usize = 1024 * 1024;
 
-/// 200 with one result per channel in the order of the request, refused ones included.
+/// Publishes to each channel. Answers 200 with one result per channel, in the order of the request, refusals included.
 pub(super) async fn publish(
     api: &Api,
     principal: &Principal,
-    body: Unread,
-    span: &Span,
-) -> Result<Response, Refusal> {
+    body: UnreadBody,
+    span: &TraceSpan,
+) -> Result<Response, HttpRefusal> {
     let text = body.read(api, &principal.account.id, api.services.limits.http_body_bytes).await?;
     let limits = &api.services.limits;
     let BatchRequest { channels, messages } =
         parse_batch(&text, limits.nesting, limits.publish_messages).map_err(body::refused)?;
     let results_bytes = text.len() + channels.len() * RESULT_BYTES_MAX;
-    let _share = text.into_share();
+    let _share = text.into_permit();
     if channels.len() > limits.batch_channels {
         Limit::BatchChannels.hit();
         let error = format!("channels holds more than {} names", limits.batch_channels);
-        return Err(Refusal::malformed(error));
+        return Err(HttpRefusal::malformed(error));
     }
     let target = |channel: &String| api.allowed_channel(principal, channel, Operation::Publish);
     let targets: Vec<_> = channels.iter().map(target).collect();
@@ -53,10 +53,10 @@ pub(super) async fn publish(
     if permitted.saturating_mul(copy_bytes) > bytes_max {
         Limit::BatchBytes.hit();
         let error = format!("the messages to all channels together are over {bytes_max} bytes");
-        return Err(Refusal::new(Kind::TooLarge, error));
+        return Err(HttpRefusal::new(RefusalKind::TooLarge, error));
     }
     api.take_rate(principal, permitted * messages.len())?;
-    // Before anything is published: what became of it is to be told.
+    // Before anything is published, so that the results can be reported in any case.
     let room = api.answers.take(&principal.account.id, results_bytes).await;
     let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
@@ -69,23 +69,24 @@ pub(super) async fn publish(
 
 async fn publish_each(
     api: &Api,
-    (principal, span): (&Principal, &Span),
-    targets: Vec<Result<ChannelKey, Refusal>>,
+    (principal, span): (&Principal, &TraceSpan),
+    targets: Vec<Result<ChannelKey, HttpRefusal>>,
     messages: &[Draft],
     together: usize,
-) -> Vec<Result<(), Refusal>> {
+) -> Vec<Result<(), HttpRefusal>> {
     let mut results = Vec::with_capacity(targets.len());
     let mut targets = targets.into_iter().peekable();
     while targets.peek().is_some() {
         let next = targets.by_ref().take(together);
-        let published =
-            next.map(|target| async { stored(api, principal, target?, messages.to_vec(), span).await });
+        let published = next.map(|target| async {
+            publish_and_store(api, principal, target?, messages.to_vec(), span).await
+        });
         results.extend(join(published).await);
     }
     results
 }
 
-/// The outputs of all, in their order.
+/// Runs all futures. Returns their outputs in order.
 async fn join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
     poll_fn(|context| {
@@ -104,7 +105,7 @@ async fn join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     running.into_iter().filter_map(|(_, output)| output).collect()
 }
 
-fn result(channel: String, published: Result<(), Refusal>) -> BatchResult {
+fn result(channel: String, published: Result<(), HttpRefusal>) -> BatchResult {
     match published {
         Ok(()) => BatchResult::Published { channel, published: true },
         Err(refusal) => {

@@ -14,47 +14,51 @@ use tokio::time::Instant;
 
 use super::Api;
 use super::coding::Coding;
-use super::room::{SMALL_BYTES, Share};
-use crate::edge::errors::{Kind, Refusal};
+use super::memory_budget::{MemoryPermit, SMALL_BYTES};
+use crate::edge::errors::{HttpRefusal, RefusalKind};
 use crate::model::AccountId;
 use crate::telemetry::Limit;
 
 const DISCARD_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// A body that nothing has been read of; a refusal before `read` costs none of it.
-pub(super) struct Unread {
+/// A request body of which nothing has been read; a refusal before `read` costs none of it.
+pub(super) struct UnreadBody {
     bytes_announced: u64,
-    /// The client waits for a word before it sends, so an early answer saves it the work.
+    /// True if the client waits for `100 Continue`, so that an early refusal saves it the upload.
     waits: bool,
     coding: Option<Coding>,
     body: Body,
 }
 
-impl Unread {
+impl UnreadBody {
     pub(super) fn new(headers: &HeaderMap, body: Body) -> Self {
         let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         let (waits, coding) = (headers.contains_key(EXPECT), Coding::of(headers));
         Self { bytes_announced: announced.unwrap_or(0), waits, coding, body }
     }
 
-    /// The whole body, as it was before it was encoded; 413 over `bytes_max`, 415 for a coding that is not known, 408 when it does not come, and 503 when there is no room for it.
+    /// Reads and decodes the whole body. Refuses with 413 over `bytes_max`, 415 for an unknown coding, 408 when the body does not arrive in
+    /// time, and 503 without memory for it.
     pub(super) async fn read(
         mut self,
         api: &Api,
         account: &AccountId,
         bytes_max: usize,
-    ) -> Result<Text, Refusal> {
+    ) -> Result<BodyText, HttpRefusal> {
         let read = self.read_decoded(api, account, bytes_max).await;
         match read.as_ref().err().map(|refusal| refusal.kind) {
-            Some(Kind::TooLarge) if bytes_max == api.services.limits.http_body_bytes => {
+            Some(RefusalKind::TooLarge) if bytes_max == api.services.limits.http_body_bytes => {
                 Limit::HttpBodyBytes.hit();
             }
-            Some(Kind::TooLarge) => Limit::TokenRequestBytes.hit(),
-            Some(Kind::Unavailable) => Limit::HttpBodiesBytes.hit(),
+            Some(RefusalKind::TooLarge) => Limit::TokenRequestBytes.hit(),
+            Some(RefusalKind::Unavailable) => Limit::HttpBodiesBytes.hit(),
             _ => {}
         }
         if let Err(refusal) = &read
-            && matches!(refusal.kind, Kind::TooLarge | Kind::UnsupportedCoding | Kind::Unavailable)
+            && matches!(
+                refusal.kind,
+                RefusalKind::TooLarge | RefusalKind::UnsupportedCoding | RefusalKind::Unavailable
+            )
             && !self.waits
         {
             self.discard(bytes_max).await;
@@ -67,42 +71,42 @@ impl Unread {
         api: &Api,
         account: &AccountId,
         bytes_max: usize,
-    ) -> Result<Text, Refusal> {
+    ) -> Result<BodyText, HttpRefusal> {
         let Some(coding) = self.coding else {
             let error = "content-encoding must be gzip, deflate or identity";
-            return Err(Refusal::new(Kind::UnsupportedCoding, error));
+            return Err(HttpRefusal::new(RefusalKind::UnsupportedCoding, error));
         };
         let sent = self.read_within(api, account, bytes_max).await?;
         if coding == Coding::Identity {
             return Ok(sent);
         }
-        // Inflated twice, so that a body for which there is no room is nowhere in memory.
-        let bytes = coding.count(&sent, bytes_max)?.ok_or_else(|| Refusal::body_too_large(bytes_max))?;
-        let mut text = Text::default();
+        // Inflated twice, so that a body for which there is no permit is never in memory.
+        let bytes = coding.count(&sent, bytes_max)?.ok_or_else(|| HttpRefusal::body_too_large(bytes_max))?;
+        let mut text = BodyText::default();
         if bytes > SMALL_BYTES {
-            text.make_room(api, account, bytes).await?;
+            text.reserve_memory(api, account, bytes).await?;
         }
         coding.inflate(&sent, bytes, &mut text.bytes)?;
         Ok(text)
     }
 
-    /// As it is sent.
+    /// Reads the body as it is sent, still encoded.
     async fn read_within(
         &mut self,
         api: &Api,
         account: &AccountId,
         bytes_max: usize,
-    ) -> Result<Text, Refusal> {
-        let too_large = || Refusal::body_too_large(bytes_max);
+    ) -> Result<BodyText, HttpRefusal> {
+        let too_large = || HttpRefusal::body_too_large(bytes_max);
         let announced = usize::try_from(self.bytes_announced).unwrap_or(usize::MAX);
         if announced > bytes_max {
             return Err(too_large());
         }
-        let mut text = Text::default();
+        let mut text = BodyText::default();
         if announced > SMALL_BYTES {
-            text.make_room(api, account, announced).await?;
+            text.reserve_memory(api, account, announced).await?;
         }
-        // The client is told to send when the body is asked for.
+        // Reading the body makes hyper send `100 Continue`.
         self.waits = false;
         let limits = &api.services.limits;
         let stall = Duration::from_millis(limits.http_stall_ms);
@@ -110,27 +114,28 @@ impl Unread {
         let late = || {
             let limit = if Instant::now() < end { Limit::HttpStallMs } else { Limit::HttpBodyMs };
             limit.hit();
-            Refusal::new(Kind::TimedOut, "the body did not arrive in time")
+            HttpRefusal::new(RefusalKind::TimedOut, "the body did not arrive in time")
         };
         loop {
             let next = (Instant::now() + stall).min(end);
             let frame = tokio::time::timeout_at(next, self.body.frame()).await.map_err(|_| late())?;
             let Some(frame) = frame else { return Ok(text) };
-            let frame = frame.map_err(|_| Refusal::malformed("the body ended early or could not be read"))?;
+            let frame =
+                frame.map_err(|_| HttpRefusal::malformed("the body ended early or could not be read"))?;
             let Ok(data) = frame.into_data() else { continue };
             let bytes = text.bytes.len() + data.len();
             if bytes > bytes_max {
                 return Err(too_large());
             }
             if text.share.is_none() && bytes > SMALL_BYTES {
-                text.make_room(api, account, bytes_max).await?;
+                text.reserve_memory(api, account, bytes_max).await?;
             }
             text.bytes.extend_from_slice(&data);
         }
     }
 
-    /// Takes in a little more than was allowed: closing on unread bytes resets the connection, and a client
-    /// that is still writing would then never see the answer.
+    /// Reads and drops a little more than is allowed: closing on unread bytes resets the connection, and a client that is still writing
+    /// would then never see the answer.
     async fn discard(&mut self, bytes_max: usize) {
         let read = async {
             let mut bytes_left = bytes_max.saturating_mul(4);
@@ -144,27 +149,32 @@ impl Unread {
     }
 }
 
-/// What a client sent. It may not be kept as it came: hyper gives a part for each packet or chunk, however small.
+/// Bytes of a body, copied into one buffer: hyper yields a part for each packet or chunk, however small.
 #[derive(Default)]
-pub(super) struct Text {
+pub(super) struct BodyText {
     bytes: Vec<u8>,
-    share: Option<Share>,
+    share: Option<MemoryPermit>,
 }
 
-impl Text {
-    async fn make_room(&mut self, api: &Api, account: &AccountId, bytes: usize) -> Result<(), Refusal> {
+impl BodyText {
+    async fn reserve_memory(
+        &mut self,
+        api: &Api,
+        account: &AccountId,
+        bytes: usize,
+    ) -> Result<(), HttpRefusal> {
         self.share = Some(api.bodies.take(account, bytes).await?);
         self.bytes.reserve_exact(bytes - self.bytes.len());
         Ok(())
     }
 
-    /// For what was read of it, and takes its place.
-    pub(super) fn into_share(self) -> Option<Share> {
+    /// Releases the bytes, and passes the permit on to values parsed from them.
+    pub(super) fn into_permit(self) -> Option<MemoryPermit> {
         self.share
     }
 }
 
-impl Deref for Text {
+impl Deref for BodyText {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -172,25 +182,25 @@ impl Deref for Text {
     }
 }
 
-/// The refusal of a body that cannot be read.
-pub(super) fn refused(error: BodyError) -> Refusal {
+/// Refusal of a body that cannot be parsed.
+pub(super) fn refused(error: BodyError) -> HttpRefusal {
     Limit::Nesting.hit_if(matches!(error, BodyError::TooDeep { .. }));
-    Refusal::malformed(error.to_string())
+    HttpRefusal::malformed(error.to_string())
 }
 
 pub(super) fn json(value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(text) => json_text(text),
-        Err(_) => Refusal::internal().into_response(),
+        Err(_) => HttpRefusal::internal().into_response(),
     }
 }
 
-/// Text that is JSON already.
+/// Response with text that is JSON already.
 pub(super) fn json_text(text: impl Into<Body>) -> Response {
     ([(CONTENT_TYPE, "application/json")], text.into()).into_response()
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for HttpRefusal {
     fn into_response(self) -> Response {
         let mut response = json_text(self.body());
         *response.status_mut() =

@@ -1,4 +1,4 @@
-//! How a body is encoded, and what it was before.
+//! Codings of request bodies.
 
 use std::io::{self, Read};
 
@@ -6,21 +6,21 @@ use axum::http::HeaderMap;
 use axum::http::header::CONTENT_ENCODING;
 use flate2::read::{MultiGzDecoder, ZlibDecoder};
 
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 
-/// Bytes that are inflated at a time while they are only counted.
+/// Buffer size for inflating bytes that are only counted.
 const COUNTED_BYTES: usize = 16 * 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
     Identity,
     Gzip,
-    /// In the format of zlib (RFC 9110 §8.4.1.2).
+    /// Format of zlib (RFC 9110 §8.4.1.2).
     Deflate,
 }
 
 impl Coding {
-    /// None: one that is not known, or several.
+    /// The coding of a body. None: an unknown one, or several.
     pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
         let values = headers.get_all(CONTENT_ENCODING).iter();
         let names = values.flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
@@ -40,8 +40,8 @@ impl Coding {
         Some(coding)
     }
 
-    /// How many bytes the text has; none when they are more than `bytes_max`. Takes some 50 KB, however many they are.
-    pub(super) fn count(self, encoded: &[u8], bytes_max: usize) -> Result<Option<usize>, Refusal> {
+    /// Length of the decoded text; none if it exceeds `bytes_max`. Takes some 50 KB of memory, however long the text is.
+    pub(super) fn count(self, encoded: &[u8], bytes_max: usize) -> Result<Option<usize>, HttpRefusal> {
         let mut reader = self.reader(encoded, bytes_max);
         let (mut bytes, mut part) = (0, vec![0; COUNTED_BYTES]);
         loop {
@@ -52,13 +52,13 @@ impl Coding {
         }
     }
 
-    /// Appends the text, which has so many bytes.
-    pub(super) fn inflate(self, encoded: &[u8], bytes: usize, text: &mut Vec<u8>) -> Result<(), Refusal> {
+    /// Appends the decoded text, whose length is `bytes`.
+    pub(super) fn inflate(self, encoded: &[u8], bytes: usize, text: &mut Vec<u8>) -> Result<(), HttpRefusal> {
         text.reserve_exact(bytes);
         self.reader(encoded, bytes).read_to_end(text).map(drop).map_err(refused)
     }
 
-    /// Ends one byte past the most that is wanted.
+    /// Decoder that ends one byte after `bytes_max`.
     fn reader(self, encoded: &[u8], bytes_max: usize) -> Box<dyn Read + '_> {
         let most = (bytes_max as u64).saturating_add(1);
         match self {
@@ -69,8 +69,8 @@ impl Coding {
     }
 }
 
-fn refused(_: io::Error) -> Refusal {
-    Refusal::malformed("the body is not encoded as content-encoding says")
+fn refused(_: io::Error) -> HttpRefusal {
+    HttpRefusal::malformed("the body is not encoded as content-encoding says")
 }
 
 #[cfg(test)]

@@ -5,15 +5,15 @@ use std::cmp::Reverse;
 use axum::response::Response;
 use fanfare_proto::http::{Closed, ConnectionCount, ConnectionEntry, ConnectionList};
 
-use super::query::Query;
+use super::query::QueryString;
 use super::{Api, body, listing};
 use crate::auth::{Principal, PrincipalKind};
-use crate::edge::errors::Refusal;
-use crate::edge::socket::{ConnectionPlace, ConnectionsPage};
+use crate::edge::errors::HttpRefusal;
+use crate::edge::socket::{ConnectionSortKey, ConnectionsPage};
 use crate::model::{ClientId, ConnectionId, Operation};
 use crate::telemetry::Limit;
 
-/// What the ceiling is held against: every connection of the caller's tenant, whatever its account.
+/// Connection count of the caller's tenant, over all of its accounts: the number to which the limit applies.
 pub(super) fn count(api: &Api, principal: &Principal) -> Response {
     let account = &principal.account;
     body::json(&ConnectionCount {
@@ -22,11 +22,15 @@ pub(super) fn count(api: &Api, principal: &Principal) -> Response {
     })
 }
 
-/// The account's connections on this node, newest first.
-pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
-    let query = Query::new(query);
+/// Lists the account's connections on this node, newest first.
+pub(super) async fn list(
+    api: &Api,
+    principal: &Principal,
+    query: Option<&str>,
+) -> Result<Response, HttpRefusal> {
+    let query = QueryString::new(query);
     let limit = query.limit(&api.services.limits);
-    let page = ConnectionsPage::new(limit, listing::cursor(&query, place)?);
+    let page = ConnectionsPage::new(limit, listing::cursor(&query, parse_cursor)?);
     let page = listing::walk(api, api.services.shards.connections(&principal.account.id, page)).await?;
     let (rows, mut more) = page.finish();
     let mut connections = Vec::with_capacity(rows.len());
@@ -54,44 +58,48 @@ pub(super) async fn list(api: &Api, principal: &Principal, query: Option<&str>) 
     Ok(listing::answer(api, "/api/connections", &ConnectionList { connections }, limit, next))
 }
 
-/// Ends every connection of a client of the account, on every node. Whoever holds a token is a client and closes nobody.
-pub(super) async fn close(api: &Api, principal: &Principal, client_id: &str) -> Result<Response, Refusal> {
+/// Closes every connection of one client of the account, on every node. Callers with a token may not close connections.
+pub(super) async fn close(
+    api: &Api,
+    principal: &Principal,
+    client_id: &str,
+) -> Result<Response, HttpRefusal> {
     let client_id = ClientId::new(client_id, &api.services.limits)
         .inspect_err(|error| Limit::ClientIdBytes.hit_if(error.is_too_long()))
-        .map_err(|error| Refusal::malformed(format!("clientId {error}")))?;
+        .map_err(|error| HttpRefusal::malformed(format!("clientId {error}")))?;
     if principal.kind == PrincipalKind::Token {
-        return Err(Refusal::key_required());
+        return Err(HttpRefusal::key_required());
     }
     for operation in [Operation::Subscribe, Operation::Presence] {
-        if !principal.capability.grants_everywhere(operation) {
-            return Err(Refusal::forbidden(operation.as_str()));
+        if !principal.capability.grants_on_all_channels(operation) {
+            return Err(HttpRefusal::forbidden(operation.as_str()));
         }
     }
     let here = api.services.shards.close_client(&principal.account.id, &client_id);
-    let elsewhere = async {
+    let remote = async {
         match api.services.publisher.routing() {
             Some(routing) => routing.close_client(&principal.account.id, &client_id).await,
             None => Some(0),
         }
     };
     let close = async {
-        let (here, elsewhere) = tokio::join!(here, elsewhere);
-        Some(here? + elsewhere?)
+        let (here, remote) = tokio::join!(here, remote);
+        Some(here? + remote?)
     };
-    let closed = listing::walk(api, close).await.map_err(|_| Refusal::unreached())?;
+    let closed = listing::walk(api, close).await.map_err(|_| HttpRefusal::peers_unavailable())?;
     Ok(body::json(&Closed { closed }))
 }
 
-fn cursor_bytes(place: ConnectionPlace) -> [u8; 24] {
+fn cursor_bytes(place: ConnectionSortKey) -> [u8; 24] {
     let mut bytes = [0; 24];
     bytes[..8].copy_from_slice(&place.connected_ms.0.to_be_bytes());
     bytes[8..].copy_from_slice(place.connection_id.as_bytes());
     bytes
 }
 
-fn place(bytes: &[u8]) -> Option<ConnectionPlace> {
+fn parse_cursor(bytes: &[u8]) -> Option<ConnectionSortKey> {
     let (connected_ms, connection_id) = bytes.split_first_chunk::<8>()?;
-    Some(ConnectionPlace {
+    Some(ConnectionSortKey {
         connected_ms: Reverse(u64::from_be_bytes(*connected_ms)),
         connection_id: ConnectionId::from_bytes(connection_id.try_into().ok()?),
     })

@@ -1,11 +1,11 @@
-//! The headers that let a browser of any origin read every answer, refusals included.
+//! CORS headers, which let a browser of any origin read every answer, refusals included.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-/// On every response, also those that never reach the router.
+/// Headers of every response, also of those that never reach the router.
 pub const EVERY: [(&str, &str); 2] = [
     ("access-control-allow-origin", "*"),
     ("access-control-expose-headers", "link, retry-after, x-service-node-id"),
@@ -20,7 +20,7 @@ const PREFLIGHT: [(&str, &str); 3] = [
     ("access-control-max-age", "7200"),
 ];
 
-/// The outermost layer: answers OPTIONS before anything else is looked at.
+/// Outermost layer: answers OPTIONS before any other check.
 pub(super) async fn outermost(request: Request, next: Next) -> Response {
     let mut response = if request.method() == Method::OPTIONS {
         let mut response = StatusCode::NO_CONTENT.into_response();
@@ -33,7 +33,7 @@ pub(super) async fn outermost(request: Request, next: Next) -> Response {
     response
 }
 
-/// For an answer that does not pass the router.
+/// Adds the headers to an answer that does not pass the router.
 pub fn on_every(headers: &mut HeaderMap) {
     insert(headers, &EVERY);
 }

@@ -10,53 +10,53 @@ use fanfare_proto::http::{history_body, presence_history_body};
 use fanfare_proto::path::encode_channel;
 use fanfare_proto::serial::Serial;
 
-use super::query::Query;
+use super::query::QueryString;
 use super::{Api, body};
 use crate::auth::Principal;
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 use crate::model::{Limits, Operation, Usage, UsageKind};
-use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
-use crate::telemetry::{Limit, OFTEN};
+use crate::origin::history::{Direction, HistoryPage, HistoryPosition, HistoryQuery, RowKind, StoreError};
+use crate::telemetry::{Limit, RATE_LIMITED};
 
-/// A store that has not read a page by then is taken for gone.
+/// A store that has not read a page within this time counts as unavailable.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
-/// Of one record beside its message and the names and ids that clients give: field names, times and the like.
+/// Upper bound of one record's bytes beside its message and the names and ids that clients give: field names, times and the like.
 const RECORD_BYTES_MAX: usize = 4 * 1024;
 
-/// A page ends with the record that fills it.
+/// Upper bound of a page. A page ends with the record that fills it.
 pub(super) fn page_bytes_max(limits: &Limits) -> usize {
     limits.history_page_bytes + record_bytes_max(limits)
 }
 
-/// What a page is asked for, beside its channel.
+/// Parameters of a page, without its channel.
 #[derive(Debug, Clone, PartialEq)]
-struct Page {
+struct HistoryPageRequest {
     limit: usize,
     start_ms: Option<u64>,
     end_ms: Option<u64>,
-    cursor: Option<Position>,
+    cursor: Option<HistoryPosition>,
     direction: Option<Direction>,
     until: Option<Serial>,
 }
 
-/// Newest first unless asked otherwise, no older than the channel's retention.
+/// Lists messages: newest first unless asked otherwise, no older than the channel's retention.
 pub(super) async fn messages(
     api: &Api,
     principal: &Principal,
     channel: &str,
     query: Option<&str>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     rows(api, principal, channel, query, RowKind::Messages).await
 }
 
-/// The same of presence events. A node that keeps none has an empty list.
+/// Lists presence events. Empty on a node that keeps none.
 pub(super) async fn presence(
     api: &Api,
     principal: &Principal,
     channel: &str,
     query: Option<&str>,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     rows(api, principal, channel, query, RowKind::Presence).await
 }
 
@@ -66,9 +66,9 @@ async fn rows(
     channel: &str,
     query: Option<&str>,
     kind: RowKind,
-) -> Result<Response, Refusal> {
+) -> Result<Response, HttpRefusal> {
     let key = api.allowed_channel(principal, channel, Operation::History)?;
-    let page = Page::parse(query, &api.services.limits)?;
+    let page = HistoryPageRequest::parse(query, &api.services.limits)?;
     let policy = principal.account.policy(channel);
     if !policy.history {
         return Ok(body::json_text(list(kind, [])));
@@ -84,7 +84,7 @@ async fn rows(
         oldest_ms: policy.oldest_ms(now_ms),
         cursor: page.cursor,
         direction: page.direction.unwrap_or_default(),
-        // A serial is a position of messages.
+        // A serial is a position in messages.
         until: page.until.clone().filter(|_| kind == RowKind::Messages).map(|serial| until(api, serial)),
     };
     let limits = &api.services.limits;
@@ -101,17 +101,17 @@ async fn rows(
     Ok(response)
 }
 
-/// Names may be twice as long as JSON texts.
+/// Upper bound of one record. Names may be twice as long as JSON texts.
 fn record_bytes_max(limits: &Limits) -> usize {
     let names = limits.channel_name_bytes + limits.message_id_bytes + limits.client_id_bytes;
     limits.message_bytes.max(limits.presence_data_bytes) + 2 * names + RECORD_BYTES_MAX
 }
 
-/// A position of an earlier run of the node comes before all that later ones have numbered, and one of a run that is not
-/// known any more before all that are.
+/// Completes a position of an earlier incarnation: all messages of later incarnations come after it. A position of an unknown incarnation
+/// comes before the messages of all known ones.
 fn until(api: &Api, mut serial: Serial) -> Serial {
     let own = api.services.hub.incarnation();
-    for run in std::iter::once(&own).chain(&api.services.former_runs) {
+    for run in std::iter::once(&own).chain(&api.services.earlier_incarnations) {
         if serial.sequence_of(*run).is_some() {
             break;
         }
@@ -120,8 +120,8 @@ fn until(api: &Api, mut serial: Serial) -> Serial {
     serial
 }
 
-/// A store may stop early, where what follows is far away or filtered out; a page goes on a few times then,
-/// so that a client that follows no links still gets what it asked for.
+/// Reads a full page. A store may return less, if further rows are far away or filtered out; a few further reads fill the page then, so
+/// that a client that follows no links still gets what it asked for.
 async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, StoreError> {
     const READS_MAX: usize = 8;
     let mut page = HistoryPage::default();
@@ -130,7 +130,7 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
         let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
         let more = read.inspect_err(|error| {
             if let StoreError::Failed(reason) = error {
-                tracing::error!(target: OFTEN, reason, "history could not be read");
+                tracing::error!(target: RATE_LIMITED, reason, "history could not be read");
             }
         })?;
         let bytes = more.rows.iter().map(|row| row.json.len()).sum();
@@ -146,10 +146,11 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
     Ok(page)
 }
 
-/// What an attach found published may still be on its way to the disk, and would stand neither here nor in what is live.
+/// Reads after pending writes if the page ends at an attach position. Otherwise a message that was published before the attach, and is
+/// still being written, would be missing both here and in the deliveries.
 async fn read_settled(api: &Api, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
     if query.until.is_some() {
-        api.services.store.settled().await?;
+        api.services.store.flush().await?;
     }
     api.services.store.read(query.clone()).await
 }
@@ -161,15 +162,15 @@ fn list<'a>(kind: RowKind, rows: impl IntoIterator<Item = &'a str, IntoIter: Clo
     }
 }
 
-/// Counts a page that is about to be sent.
+/// Counts the usage of a page that is about to be sent.
 pub(super) fn counted(usage: &Usage, page: Response) -> Response {
     usage.count(UsageKind::HistoryRead, 1, page.body().size_hint().lower());
     page
 }
 
-impl Page {
-    fn parse(query: Option<&str>, limits: &Limits) -> Result<Self, Refusal> {
-        let query = Query::new(query);
+impl HistoryPageRequest {
+    fn parse(query: Option<&str>, limits: &Limits) -> Result<Self, HttpRefusal> {
+        let query = QueryString::new(query);
         Ok(Self {
             limit: query.limit(limits),
             start_ms: field(&query, "start", "epoch milliseconds", epoch_ms)?,
@@ -190,8 +191,8 @@ impl Page {
         response
     }
 
-    /// The same request, from `next` on.
-    fn link(&self, kind: RowKind, channel: &str, next: &Position) -> String {
+    /// Link to the next page, with the same parameters.
+    fn link(&self, kind: RowKind, channel: &str, next: &HistoryPosition) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("limit", &self.limit.to_string());
         if let Some(start_ms) = self.start_ms {
@@ -217,13 +218,13 @@ impl Page {
 }
 
 fn field<T>(
-    query: &Query<'_>,
+    query: &QueryString<'_>,
     name: &str,
     shape: &str,
     read: impl FnOnce(&str) -> Option<T>,
-) -> Result<Option<T>, Refusal> {
+) -> Result<Option<T>, HttpRefusal> {
     let Some(text) = query.first(name) else { return Ok(None) };
-    read(&text).map(Some).ok_or_else(|| Refusal::malformed(format!("{name} must be {shape}")))
+    read(&text).map(Some).ok_or_else(|| HttpRefusal::malformed(format!("{name} must be {shape}")))
 }
 
 fn epoch_ms(text: &str) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! `GET /api/{webhooks,amqp,lambda,sns}`: where the account's messages also go, as the directory has it, without secrets.
+//! `GET /api/{webhooks,amqp,lambda,sns}`: the account's integrations as the directory has them, without secrets.
 
 use std::borrow::Cow;
 
@@ -11,8 +11,8 @@ use crate::auth::Principal;
 
 const REDACTED: &str = "[redacted]";
 
-/// The texts that are shown, as far as they are no addresses with something secret in them. Any other text is taken for
-/// a secret, since the directory keeps whatever fields stand there.
+/// Fields whose texts are shown, except for secret parts of addresses. Any other text counts as a secret, since the directory keeps
+/// arbitrary fields.
 const SHOWN: &[&str] = &[
     "arn",
     "endpoint",
@@ -35,13 +35,13 @@ const SHOWN: &[&str] = &[
     "vhost",
 ];
 
-/// A table whose names are those of whoever receives, so no text in it is known to be harmless.
+/// Table whose keys the receiver chooses, so that no text in it is known to be harmless.
 const FREE_TABLE: &str = "headers";
 
-/// A number under such a name may be a secret too.
+/// Parts of a name under which a number may be a secret too.
 const SECRET_PARTS: &[&str] = &["secret", "password", "token", "key", "credential", "auth", "pin"];
 
-/// In the order of the file.
+/// Lists the targets in the order of the file.
 pub(super) fn targets(principal: &Principal, kind: IntegrationKind) -> Response {
     let of_kind = principal.account.integrations.iter().filter(|integration| integration.kind == kind);
     body::json(&json!({ "targets": of_kind.map(|integration| target(integration)).collect::<Vec<_>>() }))
@@ -50,7 +50,8 @@ pub(super) fn targets(principal: &Principal, kind: IntegrationKind) -> Response 
 fn target(integration: &Integration) -> Value {
     let Integration { messages, presence, occupancy, .. } = *integration;
     let events = [(messages, "message"), (presence, "presence"), (occupancy, "occupancy")];
-    let events: Vec<_> = events.into_iter().filter_map(|(wanted, name)| wanted.then_some(name)).collect();
+    let events: Vec<_> =
+        events.into_iter().filter_map(|(is_enabled, name)| is_enabled.then_some(name)).collect();
     let mut target = Map::new();
     target.insert("id".into(), json!(integration.id));
     target.insert("kind".into(), json!(integration.kind.as_str()));
@@ -84,8 +85,7 @@ fn is_harmless(name: &str) -> bool {
     !SECRET_PARTS.iter().any(|part| name.contains(part))
 }
 
-/// The text without the user, the values of the query and the fragment of an address. One that cannot be told apart with
-/// certainty is redacted as a whole.
+/// Hides the user, the query values and the fragment of an address. An address that cannot be parsed with certainty is hidden as a whole.
 fn redacted_address(text: &str) -> Cow<'_, str> {
     if !text.contains(['@', '?', '#']) {
         return text.into();
@@ -100,7 +100,7 @@ fn redacted_parts(text: &str) -> Option<String> {
     let (authority, path) = split_before(rest, '/');
     let host = match authority.rsplit_once('@') {
         Some((_, host)) => format!("{REDACTED}@{host}"),
-        // A password with one of the marks above looks like a port, a path or a query.
+        // A password with one of these characters looks like a port, a path or a query.
         None if authority.contains(':') && text.contains('@') => return None,
         None => authority.to_owned(),
     };
@@ -112,7 +112,7 @@ fn redacted_parts(text: &str) -> Option<String> {
     Some(format!("{scheme}://{host}{path}{query}{fragment}"))
 }
 
-/// The second part begins with the mark, or is empty.
+/// Splits the text before the mark. The second part begins with the mark, or is empty.
 fn split_before(text: &str, mark: char) -> (&str, &str) {
     text.split_at(text.find(mark).unwrap_or(text.len()))
 }

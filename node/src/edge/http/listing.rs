@@ -1,4 +1,4 @@
-//! What the listings of live state have in common: one walk over all shards, a deadline, pages.
+//! Common parts of the listings of live state: a connection scan over all shards, its deadline, and pages.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 
-use super::query::Query;
+use super::query::QueryString;
 use super::{Api, body};
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 
-/// Walks at the same time; each holds a page of every shard.
+/// Number of concurrent connection scans; each holds a page of every shard.
 pub(super) const WALKS_MAX: usize = 8;
-/// For the turn and the walk together.
+/// Time limit of a scan, including the wait for its turn.
 const WAIT: Duration = Duration::from_secs(2);
-/// A page over this size is not filled up to its limit; the link leads on.
+/// Size above which a page is closed before its limit; its link leads on.
 pub(super) const PAGE_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// The answer of a walk over all connections of this node; 503 when it takes too long or a shard is stopping.
-pub(super) async fn walk<T>(api: &Api, walk: impl Future<Output = Option<T>>) -> Result<T, Refusal> {
+/// Runs a connection scan over all connections of this node; 503 if it takes too long or a shard is stopping.
+pub(super) async fn walk<T>(api: &Api, walk: impl Future<Output = Option<T>>) -> Result<T, HttpRefusal> {
     let in_turn = async {
         let _turn = api.walks.acquire().await.ok()?;
         walk.await
@@ -29,22 +29,22 @@ pub(super) async fn walk<T>(api: &Api, walk: impl Future<Output = Option<T>>) ->
     in_time(in_turn).await
 }
 
-/// What the shards answer; 503 when that takes too long or one of them is stopping.
-pub(super) async fn in_time<T>(answer: impl Future<Output = Option<T>>) -> Result<T, Refusal> {
-    tokio::time::timeout(WAIT, answer).await.ok().flatten().ok_or_else(Refusal::unanswered)
+/// Answer of the shards; 503 if it takes too long or one of them is stopping.
+pub(super) async fn in_time<T>(answer: impl Future<Output = Option<T>>) -> Result<T, HttpRefusal> {
+    tokio::time::timeout(WAIT, answer).await.ok().flatten().ok_or_else(HttpRefusal::unanswered)
 }
 
-/// The position that `cursor` holds, if there is one; `read` gives `None` for what is no position.
+/// Parses the parameter `cursor`, if there is one; `read` returns `None` for an invalid one.
 pub(super) fn cursor<T>(
-    query: &Query<'_>,
+    query: &QueryString<'_>,
     read: impl FnOnce(&[u8]) -> Option<T>,
-) -> Result<Option<T>, Refusal> {
+) -> Result<Option<T>, HttpRefusal> {
     let Some(text) = query.first("cursor") else { return Ok(None) };
     let position = URL_SAFE_NO_PAD.decode(text.as_bytes()).ok().and_then(|bytes| read(&bytes));
-    position.map(Some).ok_or_else(|| Refusal::malformed("cursor must be a cursor from a link"))
+    position.map(Some).ok_or_else(|| HttpRefusal::malformed("cursor must be a cursor from a link"))
 }
 
-/// A page of this node's live state, with the way to the next one.
+/// Response with a page of this node's live state and a link to the next page.
 pub(super) fn answer<T: Serialize>(
     api: &Api,
     path: &str,
@@ -64,7 +64,7 @@ pub(super) fn answer<T: Serialize>(
     response
 }
 
-/// An answer that names the node that gives it.
+/// Response that names the answering node.
 pub(super) fn of_node<T: Serialize>(api: &Api, value: &T) -> Response {
     let mut response = body::json(value);
     if let Ok(node_id) = HeaderValue::from_bytes(api.services.node_id.as_bytes()) {

@@ -1,4 +1,4 @@
-//! `GET /api/metrics/series`: what was counted for the caller's account.
+//! `GET /api/metrics/series`: usage of the caller's account.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -13,37 +13,37 @@ use axum::response::Response;
 use fanfare_proto::http::MetricRow;
 use hyper::body::Frame;
 
-use super::query::Query;
-use super::room::SMALL_BYTES;
+use super::memory_budget::SMALL_BYTES;
+use super::query::QueryString;
 use super::{Api, body};
 use crate::auth::Principal;
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 use crate::model::AccountId;
 use crate::origin::history::{BoxFuture, StoreError};
-use crate::origin::metering::{KEPT_MS, MINUTE_MS, Meter, Point, sum_nodes};
-use crate::telemetry::OFTEN;
+use crate::origin::metering::{KEPT_MS, MINUTE_MS, Meter, SeriesPoint, sum_nodes};
+use crate::telemetry::RATE_LIMITED;
 
 const HOUR_MS: u64 = 60 * MINUTE_MS;
-/// A store that has not read the rows by then is taken for gone.
+/// A store that has not read the rows within this time counts as unavailable.
 const READ_WAIT: Duration = Duration::from_secs(10);
 
-/// One row for each minute, node and kind, the running minute included; with `aggregate=sum` over all nodes.
+/// One row for each minute, node and kind, the current minute included; with `aggregate=sum` summed over all nodes.
 pub(super) async fn series(
     api: &Api,
     principal: &Principal,
     query: Option<&str>,
-) -> Result<Response, Refusal> {
-    let query = Query::new(query);
+) -> Result<Response, HttpRefusal> {
+    let query = QueryString::new(query);
     let window_ms = window_ms(&query);
     let sum = match query.first("aggregate").as_deref() {
         None => false,
         Some("sum") => true,
-        Some(_) => return Err(Refusal::malformed("aggregate must be sum")),
+        Some(_) => return Err(HttpRefusal::malformed("aggregate must be sum")),
     };
     let meter = Arc::clone(&api.services.meter);
     let minutes = meter.window(window_ms);
     let account = principal.account.id.clone();
-    let series = Series { account, meter, sum, window_ms, begun: false, rest: Some(minutes) };
+    let series = SeriesReader { account, meter, sum, window_ms, begun: false, rest: Some(minutes) };
     let first = series.piece(b"{\"series\":[".to_vec()).await?;
     if first.rest.is_none() && first.text.len() <= SMALL_BYTES {
         return Ok(body::json_text(first.text));
@@ -53,43 +53,43 @@ pub(super) async fn series(
     Ok(response)
 }
 
-/// What is still to be told.
-struct Series {
+/// Reader of the minutes that are not sent yet.
+struct SeriesReader {
     meter: Arc<Meter>,
     account: AccountId,
     sum: bool,
     window_ms: u64,
-    /// A row was written.
+    /// True once a row was written.
     begun: bool,
-    /// The minutes that were not read.
+    /// The minutes that are not read yet.
     rest: Option<Range<u64>>,
 }
 
-struct Piece {
+struct SeriesPiece {
     text: Vec<u8>,
-    rest: Option<Series>,
+    rest: Option<SeriesReader>,
 }
 
-impl Series {
-    /// As much as is nothing for the room, or a page of rows more. `text` is what it begins with.
-    async fn piece(mut self, mut text: Vec<u8>) -> Result<Piece, StoreError> {
+impl SeriesReader {
+    /// The next piece of the body, appended to `text`: small enough to need no memory permit, or larger by one page of rows.
+    async fn piece(mut self, mut text: Vec<u8>) -> Result<SeriesPiece, StoreError> {
         while let Some(minutes) = self.rest.take() {
             let read = tokio::time::timeout(READ_WAIT, self.meter.series(&self.account, minutes)).await;
             let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
             let page = read.inspect_err(|error| {
-                tracing::error!(target: OFTEN, %error, "metric rows could not be read");
+                tracing::error!(target: RATE_LIMITED, %error, "metric rows could not be read");
             })?;
             self.write(&mut text, page.points);
             self.rest = page.rest;
             if text.len() > SMALL_BYTES / 2 && self.rest.is_some() {
-                return Ok(Piece { text, rest: Some(self) });
+                return Ok(SeriesPiece { text, rest: Some(self) });
             }
         }
         text.extend_from_slice(format!("],\"windowMs\":{}}}", self.window_ms).as_bytes());
-        Ok(Piece { text, rest: None })
+        Ok(SeriesPiece { text, rest: None })
     }
 
-    fn write(&mut self, text: &mut Vec<u8>, points: Vec<Point>) {
+    fn write(&mut self, text: &mut Vec<u8>, points: Vec<SeriesPoint>) {
         let points = if self.sum { sum_nodes(points) } else { points };
         for point in points {
             if std::mem::replace(&mut self.begun, true) {
@@ -103,14 +103,14 @@ impl Series {
                 count: point.amount.count,
                 bytes: point.amount.bytes,
             };
-            // Texts and numbers can always be written.
+            // Serializing texts and numbers cannot fail.
             let _ = serde_json::to_writer(&mut *text, &row);
         }
     }
 }
 
-/// Read and written as the client takes it: a week of a node is many megabytes.
-struct SeriesBody(Option<BoxFuture<'static, Result<Piece, StoreError>>>);
+/// Body that is read and serialized as the client takes it: a week of a node is many megabytes.
+struct SeriesBody(Option<BoxFuture<'static, Result<SeriesPiece, StoreError>>>);
 
 impl HttpBody for SeriesBody {
     type Data = Bytes;
@@ -123,7 +123,7 @@ impl HttpBody for SeriesBody {
         let Some(next) = &mut self.0 else { return Poll::Ready(None) };
         let piece = ready!(next.as_mut().poll(cx));
         self.0 = None;
-        let Piece { text, rest } = piece?;
+        let SeriesPiece { text, rest } = piece?;
         self.0 = rest.map(|rest| Box::pin(rest.piece(Vec::new())) as BoxFuture<'static, _>);
         Poll::Ready(Some(Ok(Frame::data(text.into()))))
     }
@@ -133,8 +133,8 @@ impl HttpBody for SeriesBody {
     }
 }
 
-/// What cannot be read is an hour, never an error.
-fn window_ms(query: &Query<'_>) -> u64 {
+/// Window of the query, in milliseconds. An invalid value means one hour, never an error.
+fn window_ms(query: &QueryString<'_>) -> u64 {
     match query.first("window").as_deref() {
         Some("6h") => 6 * HOUR_MS,
         Some("24h") => 24 * HOUR_MS,
@@ -174,7 +174,7 @@ mod tests {
             ("window=--90000", HOUR_MS),
             ("window=6h&window=7d", 21_600_000),
         ] {
-            assert_eq!(window_ms(&Query::new(Some(query))), expected_ms, "{query}");
+            assert_eq!(window_ms(&QueryString::new(Some(query))), expected_ms, "{query}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The HTTP side: CORS outermost, `/health` apart, then one order for every request: credential, path,
-//! method, capability, body.
+//! The HTTP side. CORS is outermost and `/health` apart; every other request passes the same checks in order: credential, path, method,
+//! capability, body.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -21,16 +21,16 @@ use axum::routing::any;
 use fanfare_proto::http::Time;
 use tokio::sync::Semaphore;
 
-use self::body::Unread;
+use self::body::UnreadBody;
+use self::memory_budget::MemoryBudget;
 use self::rate::KeyRates;
-use self::room::Room;
-use self::route::{Action, Route};
-use super::errors::Refusal;
+use self::route::{Route, RouteAction};
+use super::errors::HttpRefusal;
 use super::socket::ChannelOrder;
-use super::{PeerAddress, Services};
+use super::{ApiServices, PeerAddress};
 use crate::auth::{Credentials, Principal};
 use crate::model::{ChannelKey, ChannelName, Operation, UsageKind};
-use crate::telemetry::{Limit, OFTEN, Span};
+use crate::telemetry::{Limit, RATE_LIMITED, TraceSpan};
 
 mod batch;
 mod body;
@@ -41,26 +41,29 @@ pub mod cors;
 mod history;
 mod integrations;
 mod listing;
+mod memory_budget;
 mod metrics;
 mod presence;
 mod publish;
 mod query;
 mod queues;
 mod rate;
-mod room;
 mod route;
 mod sse;
 #[cfg(test)]
 mod tests;
 mod token;
 
-/// Everything under the client listener that is not an upgrade of `/realtime`.
-pub fn router(services: Arc<Services>) -> Router {
+/// All routes of the client listener except upgrades of `/realtime`.
+pub fn router(services: Arc<ApiServices>) -> Router {
     let publishes = KeyRates::new(services.limits.http_publishes_per_second);
     let api = Arc::new(Api {
         publishes,
-        bodies: Room::new(services.limits.http_bodies_bytes, services.limits.http_body_bytes),
-        answers: Room::new(services.limits.http_answers_bytes, history::page_bytes_max(&services.limits)),
+        bodies: MemoryBudget::new(services.limits.http_bodies_bytes, services.limits.http_body_bytes),
+        answers: MemoryBudget::new(
+            services.limits.http_answers_bytes,
+            history::page_bytes_max(&services.limits),
+        ),
         walks: Semaphore::new(listing::WALKS_MAX),
         streams: Arc::default(),
         channel_order: ChannelOrder::default(),
@@ -72,27 +75,27 @@ pub fn router(services: Arc<Services>) -> Router {
         .layer(from_fn(cors::outermost))
 }
 
-/// What every resource is answered with.
+/// Context with which every resource is answered.
 struct Api {
-    services: Arc<Services>,
+    services: Arc<ApiServices>,
     publishes: KeyRates,
-    /// For bodies until their request is answered, and for answers until they are written.
-    bodies: Room,
-    answers: Room,
-    /// Walks over all connections that are under way; further ones wait for theirs, and not for long.
+    /// Memory budgets: for bodies until their request is answered, and for answers until they are written.
+    bodies: MemoryBudget,
+    answers: MemoryBudget,
+    /// Permits for connection scans; further ones wait for a short time.
     walks: Semaphore,
-    /// Event streams that are open.
+    /// Number of open event streams.
     streams: Arc<AtomicUsize>,
-    /// In which the listings tell of channels.
+    /// Order of channels in the listings.
     channel_order: ChannelOrder,
 }
 
-/// Outside the JSON router, so that it answers even if that cannot.
+/// Answers `/health`, outside the JSON router, so that it works even if the router does not.
 async fn health(method: Method) -> Response {
     let response = if method == Method::GET || method == Method::HEAD {
         "ok".into_response()
     } else {
-        Refusal::method_not_allowed("GET, HEAD").into_response()
+        HttpRefusal::method_not_allowed("GET, HEAD").into_response()
     };
     count("/health", response.status().as_u16());
     response
@@ -101,12 +104,12 @@ async fn health(method: Method) -> Response {
 async fn serve(api: Arc<Api>, request: Request) -> Response {
     let route = Route::of(request.uri().path());
     let template = route.template;
-    let mut span = Span::of_request(request.method(), template, request.headers());
+    let mut span = TraceSpan::of_request(request.method(), template, request.headers());
     let response = match without_panic(answer(&api, route, request, &span)).await {
-        Ok(answered) => answered.unwrap_or_else(Refusal::into_response),
+        Ok(answered) => answered.unwrap_or_else(HttpRefusal::into_response),
         Err(_) => {
-            tracing::error!(target: OFTEN, route = template, "a request handler panicked");
-            Refusal::internal().into_response()
+            tracing::error!(target: RATE_LIMITED, route = template, "a request handler panicked");
+            HttpRefusal::internal().into_response()
         }
     };
     span.answered(response.status().as_u16());
@@ -114,15 +117,20 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
     response
 }
 
-async fn answer(api: &Api, route: Route, request: Request, span: &Span) -> Result<Response, Refusal> {
+async fn answer(
+    api: &Api,
+    route: Route,
+    request: Request,
+    span: &TraceSpan,
+) -> Result<Response, HttpRefusal> {
     let (head, body) = request.into_parts();
-    let body = Unread::new(&head.headers, body);
+    let body = UnreadBody::new(&head.headers, body);
     match &route.action {
-        Action::UpgradeRequired => return Err(Refusal::upgrade_required()),
-        // It belongs to the socket: its credential may stand in the query.
-        Action::EventStream => return sse::open(api, &route, &head),
-        Action::ExchangeToken { key_name } => {
-            let key_name = key_name.as_ref().map_err(|error| Refusal::malformed(error.clone()))?;
+        RouteAction::UpgradeRequired => return Err(HttpRefusal::upgrade_required()),
+        // Authenticated as a socket: its credential may be in the query.
+        RouteAction::EventStream => return sse::open(api, &route, &head),
+        RouteAction::ExchangeToken { key_name } => {
+            let key_name = key_name.as_ref().map_err(|error| HttpRefusal::malformed(error.clone()))?;
             route.takes(head.method.as_str())?;
             return token::exchange(api, key_name, &head, body).await;
         }
@@ -131,48 +139,49 @@ async fn answer(api: &Api, route: Route, request: Request, span: &Span) -> Resul
     let principal = api.authenticate(&head)?;
     let usage = &principal.account.usage;
     usage.count(UsageKind::Api, 1, 0);
-    if !matches!(route.action, Action::NotFound | Action::Malformed(_)) {
+    if !matches!(route.action, RouteAction::NotFound | RouteAction::Malformed(_)) {
         route.takes(head.method.as_str())?;
     }
     let query = head.uri.query();
     let answered = match route.action {
-        Action::Time => Ok(time(api)),
-        Action::Integrations { kind } => Ok(integrations::targets(&principal, kind)),
-        Action::ConnectionCount => Ok(connections::count(api, &principal)),
-        Action::Connections => connections::list(api, &principal, query).await,
-        Action::Channels => channels::list(api, &principal, query).await,
-        Action::Channel { channel } => channels::details(api, &principal, &channel).await,
-        Action::CloseClient { client_id } => connections::close(api, &principal, &client_id).await,
-        Action::Publish { channel } => publish::publish(api, &principal, &channel, body, span).await,
-        Action::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
-        Action::PublishBatch => batch::publish(api, &principal, body, span).await,
-        Action::History { channel } => {
+        RouteAction::Time => Ok(time(api)),
+        RouteAction::Integrations { kind } => Ok(integrations::targets(&principal, kind)),
+        RouteAction::ConnectionCount => Ok(connections::count(api, &principal)),
+        RouteAction::Connections => connections::list(api, &principal, query).await,
+        RouteAction::Channels => channels::list(api, &principal, query).await,
+        RouteAction::Channel { channel } => channels::details(api, &principal, &channel).await,
+        RouteAction::CloseClient { client_id } => connections::close(api, &principal, &client_id).await,
+        RouteAction::Publish { channel } => publish::publish(api, &principal, &channel, body, span).await,
+        RouteAction::RevokeTokens { key_name } => token::revoke(api, &principal, &key_name, body).await,
+        RouteAction::PublishBatch => batch::publish(api, &principal, body, span).await,
+        RouteAction::History { channel } => {
             let page = history::messages(api, &principal, &channel, query).await?;
             Ok(history::counted(usage, page))
         }
-        Action::PresenceHistory { channel } => {
+        RouteAction::PresenceHistory { channel } => {
             let page = history::presence(api, &principal, &channel, query).await?;
             Ok(history::counted(usage, page))
         }
-        Action::Presence { channel } => presence::members(api, &principal, &channel),
-        Action::PresenceChannels => presence::channels(api, &principal, query),
-        Action::Metrics => metrics::series(api, &principal, query).await,
-        Action::Queues(path) => queues::call(api, &principal, path, &head, body).await,
-        Action::Malformed(error) => Err(Refusal::malformed(error)),
-        Action::NotFound | Action::UpgradeRequired | Action::EventStream | Action::ExchangeToken { .. } => {
-            Err(Refusal::not_found())
-        }
+        RouteAction::Presence { channel } => presence::members(api, &principal, &channel),
+        RouteAction::PresenceChannels => presence::channels(api, &principal, query),
+        RouteAction::Metrics => metrics::series(api, &principal, query).await,
+        RouteAction::Queues(path) => queues::call(api, &principal, path, &head, body).await,
+        RouteAction::Malformed(error) => Err(HttpRefusal::malformed(error)),
+        RouteAction::NotFound
+        | RouteAction::UpgradeRequired
+        | RouteAction::EventStream
+        | RouteAction::ExchangeToken { .. } => Err(HttpRefusal::not_found()),
     };
     Ok(api.answers.hold(&principal.account.id, answered?))
 }
 
-/// For signers whose clock is off.
+/// Current time, for signers whose clock is off.
 fn time(api: &Api) -> Response {
     body::json(&Time { now: api.services.clock.now_ms() })
 }
 
 impl Api {
-    fn authenticate(&self, head: &Parts) -> Result<Principal, Refusal> {
+    fn authenticate(&self, head: &Parts) -> Result<Principal, HttpRefusal> {
         let credentials = Credentials {
             authorization: authorization(&head.headers),
             query: "",
@@ -182,31 +191,31 @@ impl Api {
         Ok(self.services.auth.authenticate(&credentials)?)
     }
 
-    /// The channel within the caller's account, if its name is one and the capability covers it.
+    /// The channel in the caller's account, if its name is valid and the capability covers it.
     fn allowed_channel(
         &self,
         principal: &Principal,
         channel: &str,
         operation: Operation,
-    ) -> Result<ChannelKey, Refusal> {
+    ) -> Result<ChannelKey, HttpRefusal> {
         let name = ChannelName::new(channel, &self.services.limits)
             .inspect_err(|error| Limit::ChannelNameBytes.hit_if(error.is_too_long()))?;
         if !principal.allows(channel, operation) {
-            return Err(Refusal::forbidden(operation.as_str()));
+            return Err(HttpRefusal::forbidden(operation.as_str()));
         }
         Ok(principal.channel(name))
     }
 
-    fn take_rate(&self, principal: &Principal, messages: usize) -> Result<(), Refusal> {
+    fn take_rate(&self, principal: &Principal, messages: usize) -> Result<(), HttpRefusal> {
         let taken = self.publishes.take(&principal.key_name, messages, Instant::now());
         taken.map_err(|seconds| {
             Limit::HttpPublishesPerSecond.hit();
-            Refusal::rate_limit(seconds)
+            HttpRefusal::rate_limit(seconds)
         })
     }
 }
 
-/// The client's, or that of whoever passes its requests on.
+/// Address of the client, or of the proxy that passes its requests on.
 fn address(extensions: &Extensions) -> Option<IpAddr> {
     extensions.get::<PeerAddress>().map(|peer| peer.0)
 }
@@ -215,7 +224,7 @@ fn authorization(headers: &HeaderMap) -> Vec<&[u8]> {
     headers.get_all(AUTHORIZATION).iter().map(|value| value.as_bytes()).collect()
 }
 
-/// A panic in one request takes down neither its connection nor the task that serves it.
+/// Catches a panic, so that it ends neither the connection nor the task that serves it.
 async fn without_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + Send>> {
     let mut future = Box::pin(future);
     poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
@@ -225,16 +234,16 @@ async fn without_panic<F: Future>(future: F) -> Result<F::Output, Box<dyn Any + 
     .await
 }
 
-/// Of a request that is refused before its path is looked at.
+/// Route label of a request that is refused before its path is known.
 pub const NO_ROUTE: &str = "none";
 
-/// Counts a refusal by the listener itself, and logs its sentence, which holds nothing of the request.
-pub fn refused(route: &'static str, refusal: &Refusal) {
+/// Counts a refusal of the listener itself, and logs its sentence, which holds nothing of the request.
+pub fn count_refusal(route: &'static str, refusal: &HttpRefusal) {
     tracing::debug!(route, error = &*refusal.error, "request refused");
     count(route, refusal.kind.status());
 }
 
-/// Neither the path nor the query stands in a metric or a log line: they hold names and perhaps credentials.
+/// Counts an answer. Neither path nor query goes into a metric or a log line: they hold names and perhaps credentials.
 fn count(template: &'static str, status: u16) {
     let class = match status {
         0..300 => "2xx",

@@ -12,31 +12,31 @@ use axum::response::Response;
 use fanfare_proto::http::{PresenceChannel, PresenceList, PresenceMember, write_presence_member};
 use hyper::body::Frame;
 
-use super::query::Query;
+use super::query::QueryString;
 use super::{Api, listing};
 use crate::auth::Principal;
-use crate::edge::errors::Refusal;
-use crate::edge::socket::ChannelPlace;
-use crate::hub::Member;
+use crate::edge::errors::HttpRefusal;
+use crate::edge::socket::ChannelSortKey;
+use crate::hub::PresentMember;
 use crate::model::{ChannelName, MemberId, Operation};
 use crate::telemetry::Limit;
 
-/// Of one piece of the answer, but for a last member that goes beyond it.
+/// Size of one piece of the answer; only the last member of a piece may exceed it.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Who is present on the channel, on all nodes.
-pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result<Response, Refusal> {
+/// Lists the members of the channel, on all nodes.
+pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result<Response, HttpRefusal> {
     let key = api.allowed_channel(principal, channel, Operation::Presence)?;
     let members = api.services.hub.members(&key);
-    // What is replaced while the client reads lives on in this list.
+    // Data that is replaced while the client reads stays in memory through this list.
     let bytes = members.iter().map(|(id, member)| {
         let data = member.data.as_ref().map_or(0, |data| data.get().len());
-        size_of::<(MemberId, Member)>() + id.client_id.as_str().len() + data
+        size_of::<(MemberId, PresentMember)>() + id.client_id.as_str().len() + data
     });
     let room = api.answers.take_now(&principal.account.id, bytes.sum());
     let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let members = members.into_iter();
-    // All nodes have all members of all, as far as they can reach each other.
+    // Every node has all members, as far as the nodes can reach each other.
     let source = if api.services.hub.is_clustered() { "store" } else { "memory" };
     let mut response = Response::new(Body::new(MembersBody { members, source, begun: false, ended: false }));
     response.extensions_mut().insert(room);
@@ -44,9 +44,9 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
     Ok(response)
 }
 
-/// Written as the client takes it, so that a long list is never in memory as text.
+/// Body that is serialized as the client takes it, so that a long list is never in memory as text.
 struct MembersBody {
-    members: std::vec::IntoIter<(MemberId, Member)>,
+    members: std::vec::IntoIter<(MemberId, PresentMember)>,
     source: &'static str,
     begun: bool,
     ended: bool,
@@ -99,38 +99,43 @@ impl HttpBody for MembersBody {
     }
 }
 
-/// The account's channels with members on this node, those with most first.
-pub(super) fn channels(api: &Api, principal: &Principal, query: Option<&str>) -> Result<Response, Refusal> {
-    let query = Query::new(query);
+/// Lists the account's channels with members on this node, those with most members first.
+pub(super) fn channels(
+    api: &Api,
+    principal: &Principal,
+    query: Option<&str>,
+) -> Result<Response, HttpRefusal> {
+    let query = QueryString::new(query);
     let limit = query.limit(&api.services.limits);
-    let after = listing::cursor(&query, Place::read)?;
-    let crowded = api.services.hub.crowded(&principal.account.id).into_iter();
-    let mut rows: Vec<(Place, ChannelName)> = crowded
-        .map(|(name, members)| (Place(Reverse(members as u64), api.channel_order.place(&name)), name))
+    let after = listing::cursor(&query, PresenceSortKey::read)?;
+    let crowded = api.services.hub.channel_member_counts(&principal.account.id).into_iter();
+    let mut rows: Vec<(PresenceSortKey, ChannelName)> = crowded
+        .map(|(name, members)| {
+            (PresenceSortKey(Reverse(members as u64), api.channel_order.sort_key(&name)), name)
+        })
         .filter(|(place, _)| after.is_none_or(|after| *place > after))
         .collect();
     rows.sort_unstable_by_key(|(place, _)| *place);
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(place, _)| place.write());
-    // Those with equally many stand by name.
+    // Channels with equally many members are sorted by name.
     rows.sort_unstable_by(|(a, a_name), (b, b_name)| (a.0, a_name).cmp(&(b.0, b_name)));
-    let entry = |(Place(Reverse(members), _), name): (Place, ChannelName)| PresenceChannel {
-        channel: name.as_str().into(),
-        members,
+    let entry = |(PresenceSortKey(Reverse(members), _), name): (PresenceSortKey, ChannelName)| {
+        PresenceChannel { channel: name.as_str().into(), members }
     };
     let list = PresenceList { channels: rows.into_iter().map(entry).collect() };
     let next = next.as_ref().map(<[u8; 24]>::as_slice);
     Ok(listing::answer(api, "/api/presence", &list, limit, next))
 }
 
-/// Where a channel stands in the listing: by its members, which come and go.
+/// Order of channels in the presence listing: by the number of members, which changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(Reverse<u64>, ChannelPlace);
+struct PresenceSortKey(Reverse<u64>, ChannelSortKey);
 
-impl Place {
+impl PresenceSortKey {
     fn write(&self) -> [u8; 24] {
-        let Self(Reverse(members), ChannelPlace(place)) = self;
+        let Self(Reverse(members), ChannelSortKey(place)) = self;
         let mut bytes = [0; 24];
         bytes[..8].copy_from_slice(&members.to_be_bytes());
         bytes[8..].copy_from_slice(&place.to_be_bytes());
@@ -139,7 +144,7 @@ impl Place {
 
     fn read(bytes: &[u8]) -> Option<Self> {
         let (members, place) = bytes.split_first_chunk()?;
-        let place = ChannelPlace(u128::from_be_bytes(place.try_into().ok()?));
+        let place = ChannelSortKey(u128::from_be_bytes(place.try_into().ok()?));
         Some(Self(Reverse(u64::from_be_bytes(*members)), place))
     }
 }

@@ -1,14 +1,14 @@
-//! Query strings: `application/x-www-form-urlencoded`, the first of repeated parameters counts.
+//! Query strings: `application/x-www-form-urlencoded`. Of repeated parameters the first counts.
 
 use std::borrow::Cow;
 
 use crate::model::Limits;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Query<'a>(&'a str);
+pub(super) struct QueryString<'a>(&'a str);
 
-impl<'a> Query<'a> {
-    /// `None` is a request without a query.
+impl<'a> QueryString<'a> {
+    /// Parses a query; `None` is a request without one.
     pub(super) fn new(raw: Option<&'a str>) -> Self {
         Self(raw.unwrap_or_default())
     }
@@ -17,14 +17,14 @@ impl<'a> Query<'a> {
         form_urlencoded::parse(self.0.as_bytes()).find(|(key, _)| key == name).map(|(_, value)| value)
     }
 
-    /// How many entries a page is to have; clamped, and never an error.
+    /// Number of entries of a page; clamped, and never an error.
     pub(super) fn limit(&self, limits: &Limits) -> usize {
         let most = limits.page_limit_max;
         let asked = self.integer("limit", 1, most as u64);
         asked.map_or(limits.page_limit, |limit| usize::try_from(limit).unwrap_or(most))
     }
 
-    /// A decimal integer of any size, with or without a sign, is clamped to `least..=most`; anything else is `None`.
+    /// Parses a decimal integer of any size, with or without a sign, and clamps it to `least..=most`; `None` for anything else.
     pub(super) fn integer(&self, name: &str, least: u64, most: u64) -> Option<u64> {
         let text = self.first(name)?;
         let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
@@ -45,12 +45,12 @@ mod tests {
 
     #[test]
     fn the_first_of_repeated_parameters_counts() {
-        let query = Query::new(Some("a=1&b=2&a=3&c&%64=x+y%2Bz"));
+        let query = QueryString::new(Some("a=1&b=2&a=3&c&%64=x+y%2Bz"));
         assert_eq!(query.first("a").as_deref(), Some("1"));
         assert_eq!(query.first("c").as_deref(), Some(""));
         assert_eq!(query.first("d").as_deref(), Some("x y+z"));
         assert_eq!(query.first("e"), None);
-        assert_eq!(Query::new(None).first("a"), None);
+        assert_eq!(QueryString::new(None).first("a"), None);
     }
 
     #[test]
@@ -75,7 +75,7 @@ mod tests {
             ("limit=--1", 100),
             ("limit=5&limit=9", 5),
         ] {
-            assert_eq!(Query::new(Some(query)).limit(&Limits::default()), limit, "{query}");
+            assert_eq!(QueryString::new(Some(query)).limit(&Limits::default()), limit, "{query}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `/api/queues` and all under it.
+//! `/api/queues` and all paths under it.
 
 use axum::http::request::Parts;
 use axum::response::Response;
@@ -8,16 +8,16 @@ use fanfare_proto::queue::{
 };
 
 use super::Api;
-use super::body::{self, Text, Unread};
-use super::query::Query;
+use super::body::{self, BodyText, UnreadBody};
+use super::query::QueryString;
 use super::route::QueuePath;
 use crate::auth::{Principal, PrincipalKind};
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 use crate::model::Operation;
 use crate::origin::queues::QueueError;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// Of a body: as those of token requests.
+/// Limit of a body, as for token requests.
 const BODY_BYTES_MAX: usize = 16 * 1024;
 
 pub(super) async fn call(
@@ -25,18 +25,19 @@ pub(super) async fn call(
     principal: &Principal,
     path: QueuePath,
     head: &Parts,
-    body: Unread,
-) -> Result<Response, Refusal> {
+    body: UnreadBody,
+) -> Result<Response, HttpRefusal> {
     let (account, capability) = (&principal.account, &principal.capability);
     if !capability.grants_anywhere(Operation::AmqpSubscribe) {
-        return Err(Refusal::forbidden(Operation::AmqpSubscribe.as_str()));
+        return Err(HttpRefusal::forbidden(Operation::AmqpSubscribe.as_str()));
     }
-    let queues = api.services.queues.as_ref().ok_or_else(Refusal::not_wired)?;
+    let queues = api.services.queues.as_ref().ok_or_else(HttpRefusal::not_wired)?;
     let nesting = api.services.limits.nesting;
     match (path, head.method.as_str()) {
         (QueuePath::All, "GET" | "HEAD") => {
-            let all =
-                Query::new(head.uri.query()).first("all").is_some_and(|all| all == "1" || all == "true");
+            let all = QueryString::new(head.uri.query())
+                .first("all")
+                .is_some_and(|all| all == "1" || all == "true");
             Ok(body::json(&QueueList { queues: queues.list(&account.id, capability, all) }))
         }
         (QueuePath::All, "POST") => {
@@ -72,23 +73,25 @@ pub(super) async fn call(
             queues.remove_rule(&account.id, capability, &id, &rule_id).await.map_err(refused)?;
             Ok(body::json(&DeletedRule { ok: true }))
         }
-        (QueuePath::All | QueuePath::Rules { .. }, _) => Err(Refusal::method_not_allowed("GET, HEAD, POST")),
-        (QueuePath::One { .. }, _) => Err(Refusal::method_not_allowed("GET, HEAD, PATCH, DELETE")),
-        (QueuePath::Rule { .. }, _) => Err(Refusal::method_not_allowed("DELETE")),
-        (QueuePath::Unknown, _) => Err(Refusal::not_found()),
+        (QueuePath::All | QueuePath::Rules { .. }, _) => {
+            Err(HttpRefusal::method_not_allowed("GET, HEAD, POST"))
+        }
+        (QueuePath::One { .. }, _) => Err(HttpRefusal::method_not_allowed("GET, HEAD, PATCH, DELETE")),
+        (QueuePath::Rule { .. }, _) => Err(HttpRefusal::method_not_allowed("DELETE")),
+        (QueuePath::Unknown, _) => Err(HttpRefusal::not_found()),
     }
 }
 
-/// The body of a call that changes something.
-async fn changed(api: &Api, principal: &Principal, body: Unread) -> Result<Text, Refusal> {
+/// Reads the body of a request that changes a queue.
+async fn changed(api: &Api, principal: &Principal, body: UnreadBody) -> Result<BodyText, HttpRefusal> {
     needs_key(principal)?;
     body.read(api, &principal.account.id, BODY_BYTES_MAX).await
 }
 
-fn refused(error: QueueError) -> Refusal {
+fn refused(error: QueueError) -> HttpRefusal {
     match &error {
-        QueueError::Broker(reason) => tracing::warn!(target: OFTEN, %reason, "a call of queues failed"),
-        QueueError::Store(reason) => tracing::warn!(target: OFTEN, %reason, "a call of queues failed"),
+        QueueError::Broker(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "a call of queues failed"),
+        QueueError::Store(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "a call of queues failed"),
         QueueError::TooMany { .. } | QueueError::TooLarge => {
             metrics::counter!("fanfare_queue_limit_refusals_total").increment(1);
         }
@@ -97,6 +100,6 @@ fn refused(error: QueueError) -> Refusal {
     error.into()
 }
 
-fn needs_key(principal: &Principal) -> Result<(), Refusal> {
-    if principal.kind == PrincipalKind::Token { Err(Refusal::key_required()) } else { Ok(()) }
+fn needs_key(principal: &Principal) -> Result<(), HttpRefusal> {
+    if principal.kind == PrincipalKind::Token { Err(HttpRefusal::key_required()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! How many messages a key may publish over HTTP in a second.
+//! Publish rate of each key over HTTP.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,28 +7,28 @@ use parking_lot::Mutex;
 
 use crate::model::KeyName;
 
-/// One bucket per key that published lately; each holds one second's worth of messages.
+/// Buckets of the keys that published lately; each holds one second's worth of messages.
 pub(super) struct KeyRates {
     per_second: u32,
-    buckets: Mutex<HashMap<KeyName, Bucket>>,
+    buckets: Mutex<HashMap<KeyName, KeyBucket>>,
 }
 
-/// When the bucket is full again; before that, what is missing is the time until then times the rate.
-struct Bucket {
+/// Bucket, by the time at which it is full again. Until then the missing permits are the remaining time times the rate.
+struct KeyBucket {
     full_at: Instant,
 }
 
-/// Full buckets are forgotten when the table has grown this large.
+/// Size of the table from which on full buckets are dropped.
 const BUCKETS_SWEPT_AT: usize = 1024;
 
 impl KeyRates {
-    /// `per_second` 0: no limit.
+    /// Creates the buckets. `per_second` 0: no limit.
     pub(super) fn new(per_second: u32) -> Self {
         Self { per_second, buckets: Mutex::new(HashMap::new()) }
     }
 
-    /// Takes `messages` at once, or says in how many seconds they may pass. More messages than a whole
-    /// bucket pass when it is full and are owed afterwards, so that a large array is slow and not impossible.
+    /// Takes `messages` at once, or returns in how many seconds they may pass. More messages than a bucket holds pass if it is full, and
+    /// delay later publishes, so that a large array is slow and not impossible.
     pub(super) fn take(&self, key: &KeyName, messages: usize, now: Instant) -> Result<(), u64> {
         if self.per_second == 0 {
             return Ok(());
@@ -38,7 +38,7 @@ impl KeyRates {
         if buckets.len() >= BUCKETS_SWEPT_AT {
             buckets.retain(|_, bucket| bucket.full_at > now);
         }
-        let bucket = buckets.entry(key.clone()).or_insert(Bucket { full_at: now });
+        let bucket = buckets.entry(key.clone()).or_insert(KeyBucket { full_at: now });
         let missing = bucket.full_at.saturating_duration_since(now);
         let room = Duration::from_secs(1).saturating_sub(cost);
         if missing > room {
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn an_array_beyond_the_rate_passes_when_nothing_is_owed() {
+    fn array_beyond_the_rate_passes_without_a_rate_debt() {
         let rates = KeyRates::new(2);
         let start = Instant::now();
         assert_eq!(rates.take(&key("a"), 10, start), Ok(()));

@@ -1,30 +1,30 @@
-//! Which resource a path names. Works on the path as it was sent; only channel and key names are decoded.
+//! Routing of paths to resources. Works on the path as it was sent; only channel and key names are decoded.
 
 use fanfare_proto::path::{self, ChannelRoute, PathError};
 
 use crate::accounts::IntegrationKind;
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 
-/// A known path (or not): what its metric is called, what methods it takes and what it does.
+/// Route of a path, known or not: its name in metrics, its methods and its action.
 #[derive(Debug)]
 pub(super) struct Route {
-    /// For metrics and logs, where no account, channel or key may stand.
+    /// Path template for metrics and logs, without account, channel or key.
     pub(super) template: &'static str,
-    /// As the `allow` header has it; empty: any method.
+    /// Value of the `allow` header; empty: any method.
     pub(super) allow: &'static str,
-    pub(super) action: Action,
+    pub(super) action: RouteAction,
 }
 
 #[derive(Debug)]
-pub(super) enum Action {
+pub(super) enum RouteAction {
     ExchangeToken {
-        /// Or why there is none; whoever asks needs no credential to be told.
+        /// Key name, or the sentence that says why it is invalid; shown without a credential.
         key_name: Result<String, String>,
     },
     RevokeTokens {
         key_name: String,
     },
-    /// The socket's address, reached without an upgrade.
+    /// Path of the socket, requested without an upgrade.
     UpgradeRequired,
     Time,
     EventStream,
@@ -55,10 +55,10 @@ pub(super) enum Action {
     },
     Metrics,
     PresenceChannels,
-    /// Takes its method itself, since a node without a broker answers any.
+    /// Checks the method itself, since a node without a broker answers every method alike.
     Queues(QueuePath),
     NotFound,
-    /// A malformed escape or a name that is not UTF-8.
+    /// Malformed escape, or a name that is not UTF-8.
     Malformed(String),
 }
 
@@ -73,7 +73,7 @@ pub(super) enum QueuePath {
 }
 
 impl QueuePath {
-    /// With the path as metrics have it. Ids are UUIDs, so what is no plain text is none.
+    /// Parses a path under `/api/queues`; also returns its template for metrics. Ids are UUIDs, so a segment with escapes is no id.
     fn of(raw_path: &str) -> (&'static str, Self) {
         let rest = raw_path.strip_prefix("/api/queues").unwrap_or_default();
         let parts: Vec<&str> = rest.split('/').skip(1).collect();
@@ -105,28 +105,30 @@ impl Route {
             return route;
         }
         let (template, allow, action) = match raw_path {
-            "/realtime" => ("/realtime", READ, Action::UpgradeRequired),
-            "/realtime/sse" => ("/realtime/sse", READ, Action::EventStream),
-            "/time" => ("/time", READ, Action::Time),
-            "/api/publish" => ("/api/publish", WRITE, Action::PublishBatch),
-            "/api/metrics/series" => ("/api/metrics/series", READ, Action::Metrics),
-            "/api/connections/count" => ("/api/connections/count", READ, Action::ConnectionCount),
-            "/api/channels" => ("/api/channels", READ, Action::Channels),
-            "/api/connections" => ("/api/connections", READ, Action::Connections),
-            "/api/presence" => ("/api/presence", READ, Action::PresenceChannels),
+            "/realtime" => ("/realtime", READ, RouteAction::UpgradeRequired),
+            "/realtime/sse" => ("/realtime/sse", READ, RouteAction::EventStream),
+            "/time" => ("/time", READ, RouteAction::Time),
+            "/api/publish" => ("/api/publish", WRITE, RouteAction::PublishBatch),
+            "/api/metrics/series" => ("/api/metrics/series", READ, RouteAction::Metrics),
+            "/api/connections/count" => ("/api/connections/count", READ, RouteAction::ConnectionCount),
+            "/api/channels" => ("/api/channels", READ, RouteAction::Channels),
+            "/api/connections" => ("/api/connections", READ, RouteAction::Connections),
+            "/api/presence" => ("/api/presence", READ, RouteAction::PresenceChannels),
             "/api/webhooks" => {
-                ("/api/webhooks", READ, Action::Integrations { kind: IntegrationKind::Webhook })
+                ("/api/webhooks", READ, RouteAction::Integrations { kind: IntegrationKind::Webhook })
             }
-            "/api/amqp" => ("/api/amqp", READ, Action::Integrations { kind: IntegrationKind::Amqp }),
-            "/api/lambda" => ("/api/lambda", READ, Action::Integrations { kind: IntegrationKind::Lambda }),
-            "/api/sns" => ("/api/sns", READ, Action::Integrations { kind: IntegrationKind::Sns }),
+            "/api/amqp" => ("/api/amqp", READ, RouteAction::Integrations { kind: IntegrationKind::Amqp }),
+            "/api/lambda" => {
+                ("/api/lambda", READ, RouteAction::Integrations { kind: IntegrationKind::Lambda })
+            }
+            "/api/sns" => ("/api/sns", READ, RouteAction::Integrations { kind: IntegrationKind::Sns }),
             other if other == "/api/queues" || other.starts_with("/api/queues/") => {
                 let (template, path) = QueuePath::of(other);
-                (template, ANY, Action::Queues(path))
+                (template, ANY, RouteAction::Queues(path))
             }
             other => match path::decode(other) {
                 Err(error @ PathError::Escape) => return Self::malformed(error.to_string()),
-                Ok(_) | Err(PathError::Utf8) => ("unmatched", ANY, Action::NotFound),
+                Ok(_) | Err(PathError::Utf8) => ("unmatched", ANY, RouteAction::NotFound),
             },
         };
         Self { template, allow, action }
@@ -135,18 +137,18 @@ impl Route {
     fn of_channel(route: ChannelRoute) -> Self {
         let ChannelRoute { channel, operation } = route;
         let (template, allow, action) = match operation {
-            path::Operation::Channel => ("/api/channels/{channel}", READ, Action::Channel { channel }),
+            path::Operation::Channel => ("/api/channels/{channel}", READ, RouteAction::Channel { channel }),
             path::Operation::Publish => {
-                ("/api/channels/{channel}/publish", WRITE, Action::Publish { channel })
+                ("/api/channels/{channel}/publish", WRITE, RouteAction::Publish { channel })
             }
             path::Operation::History => {
-                ("/api/channels/{channel}/history", READ, Action::History { channel })
+                ("/api/channels/{channel}/history", READ, RouteAction::History { channel })
             }
             path::Operation::Presence => {
-                ("/api/channels/{channel}/presence", READ, Action::Presence { channel })
+                ("/api/channels/{channel}/presence", READ, RouteAction::Presence { channel })
             }
             path::Operation::PresenceHistory => {
-                ("/api/channels/{channel}/presence/history", READ, Action::PresenceHistory { channel })
+                ("/api/channels/{channel}/presence/history", READ, RouteAction::PresenceHistory { channel })
             }
         };
         Self { template, allow, action }
@@ -160,10 +162,10 @@ impl Route {
         let key_name = decoded("keyName", raw_name);
         let (template, action) = match (operation, key_name) {
             ("requestToken", key_name) => {
-                ("/keys/{keyName}/requestToken", Action::ExchangeToken { key_name })
+                ("/keys/{keyName}/requestToken", RouteAction::ExchangeToken { key_name })
             }
             ("revokeTokens", Ok(key_name)) => {
-                ("/keys/{keyName}/revokeTokens", Action::RevokeTokens { key_name })
+                ("/keys/{keyName}/revokeTokens", RouteAction::RevokeTokens { key_name })
             }
             ("revokeTokens", Err(error)) => return Some(Self::malformed(error)),
             _ => return None,
@@ -181,22 +183,22 @@ impl Route {
             Err(error) => return Some(Self::malformed(error)),
         };
         let template = "/api/clients/{clientId}/connections/close";
-        Some(Self { template, allow: WRITE, action: Action::CloseClient { client_id } })
+        Some(Self { template, allow: WRITE, action: RouteAction::CloseClient { client_id } })
     }
 
     fn malformed(error: String) -> Self {
-        Self { template: "unmatched", allow: ANY, action: Action::Malformed(error) }
+        Self { template: "unmatched", allow: ANY, action: RouteAction::Malformed(error) }
     }
 
-    pub(super) fn takes(&self, method: &str) -> Result<(), Refusal> {
+    pub(super) fn takes(&self, method: &str) -> Result<(), HttpRefusal> {
         if self.allow == ANY || self.allow.split(", ").any(|allowed| allowed == method) {
             return Ok(());
         }
-        Err(Refusal::method_not_allowed(self.allow))
+        Err(HttpRefusal::method_not_allowed(self.allow))
     }
 }
 
-/// A name in a path, or the sentence that says what is wrong with it.
+/// Decodes a name in a path; the error is the sentence that says what is wrong with it.
 fn decoded(what: &str, raw: &str) -> Result<String, String> {
     path::decode(raw).map_err(|error| match error {
         PathError::Escape => error.to_string(),
@@ -273,7 +275,7 @@ mod tests {
             "/api/clients/%FF/connections/close",
             "/x%zz",
         ] {
-            assert!(matches!(Route::of(path).action, Action::Malformed(_)), "{path}");
+            assert!(matches!(Route::of(path).action, RouteAction::Malformed(_)), "{path}");
         }
     }
 }

@@ -5,19 +5,19 @@ use axum::http::header::CACHE_CONTROL;
 use axum::http::request::Parts;
 use axum::response::Response;
 
-use super::body::{self, Unread};
+use super::body::{self, UnreadBody};
 use super::{Api, address, authorization};
 use crate::auth::Principal;
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 use crate::model::AccountId;
 
 pub(super) async fn exchange(
     api: &Api,
     key_name: &str,
     head: &Parts,
-    body: Unread,
-) -> Result<Response, Refusal> {
-    // Before it is known whose it is.
+    body: UnreadBody,
+) -> Result<Response, HttpRefusal> {
+    // The account is not known yet.
     let text = body.read(api, &AccountId::new(""), api.services.limits.token_request_bytes).await?;
     let address = address(&head.extensions);
     let details = api.services.auth.exchange(address, key_name, &authorization(&head.headers), &text).await?;
@@ -30,8 +30,8 @@ pub(super) async fn revoke(
     api: &Api,
     principal: &Principal,
     key_name: &str,
-    body: Unread,
-) -> Result<Response, Refusal> {
+    body: UnreadBody,
+) -> Result<Response, HttpRefusal> {
     let text = body.read(api, &principal.account.id, api.services.limits.token_request_bytes).await?;
     Ok(body::json(&api.services.auth.revoke_tokens(principal, key_name, &text).await?))
 }

@@ -1,4 +1,4 @@
-//! The stream that hyper serves: what the shard had read, then the socket; plain, or under TLS.
+//! Stream that hyper serves: first the bytes that the shard has read, then the socket, plain or under TLS.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::Shutdown;
@@ -10,102 +10,101 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::silence::{Silence, Turns};
-use super::stall::Stall;
+use super::idle_timeout::{IdleTimeout, RequestCounter};
+use super::write_timeout::WriteTimeout;
 use crate::edge::ClientSocket;
-use crate::edge::errors::{Kind, Refusal};
+use crate::edge::errors::{HttpRefusal, RefusalKind};
 use crate::edge::http;
-use crate::edge::link::Link;
-use crate::edge::proxies::Forwarded;
-use crate::edge::socket::{HttpConnection, Permit, refusal_bytes};
+use crate::edge::link::ClientLink;
+use crate::edge::proxies::ProxiedClient;
+use crate::edge::socket::{ConnectionPermit, HttpConnection, refusal_bytes};
 use crate::model::Limits;
 use crate::telemetry::Limit;
 use crate::tls::TlsConnection;
 
 const CORS_HEADER: &[u8] = b"access-control-allow-origin";
 
-/// A socket with what was read of it before.
+/// A socket with bytes that were read from it before.
 pub(super) struct ReadStream {
-    socket: Socket,
+    socket: HttpSocket,
     read: Vec<u8>,
     taken: usize,
-    /// An answer of ours that is being written in place of hyper's.
+    /// Answer of this node that is being written in place of hyper's.
     own: Vec<u8>,
-    headers: Headers,
-    /// Boxed, since the task of a connection has room for several of this stream.
-    silence: Box<Silence>,
-    stall: Stall,
-    permit: Permit,
+    headers: HeaderCapacity,
+    /// Boxed, since the task of a connection holds several copies of this stream.
+    idle_timeout: Box<IdleTimeout>,
+    write_timeout: WriteTimeout,
+    permit: ConnectionPermit,
 }
 
-/// Whether hyper takes as many headers as the bytes of a head can hold. To have room for them costs each request several
-/// microseconds, so it is asked for when a head comes that has many.
+/// Number of header slots. Space for as many headers as the bytes of a head can hold would cost each request several microseconds, so it is
+/// reserved only once a head with many headers arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Headers {
-    Few,
-    /// hyper refused a head, which the client was not told.
+pub(super) enum HeaderCapacity {
+    Standard,
+    /// A head that hyper refused, before the client was told.
     TooMany,
-    Many,
+    Extended,
 }
 
 impl ReadStream {
-    /// Must run within a tokio runtime. A client that takes nothing of an answer for too long is given up.
+    /// Wraps a connection. Must run within a tokio runtime. A client that takes nothing of an answer for too long is given up.
     pub(super) fn new(connection: HttpConnection, limits: &Limits) -> io::Result<Self> {
         let HttpConnection { link, permit, read } = connection;
-        let stall = Stall::new(Duration::from_millis(limits.http_stall_ms));
+        let stall = WriteTimeout::new(Duration::from_millis(limits.http_stall_ms));
         Ok(Self {
-            socket: Socket::new(link)?,
+            socket: HttpSocket::new(link)?,
             read,
             taken: 0,
             own: Vec::new(),
-            headers: Headers::Few,
-            silence: Box::new(Silence::new(limits)),
-            stall,
+            headers: HeaderCapacity::Standard,
+            idle_timeout: Box::new(IdleTimeout::new(limits)),
+            write_timeout: stall,
             permit,
         })
     }
 
-    /// Until the runtime knows that it can be written to. hyper takes a connection for done whose answer to a refused upgrade it
-    /// could not write at once, and then the client never gets that answer.
+    /// Waits until the runtime knows that the socket is writable. hyper gives up a connection if it cannot write the answer to a refused
+    /// upgrade at once, and then the client would never get that answer.
     pub(super) async fn writable(&self) -> io::Result<()> {
         self.socket.tcp.writable().await
     }
 
-    /// To be told of each request.
-    pub(super) fn turns(&self) -> Turns {
-        self.silence.turns()
+    /// Counter that must be told of each request.
+    pub(super) fn turns(&self) -> RequestCounter {
+        self.idle_timeout.turns()
     }
 
     pub(super) fn client_socket(&self) -> ClientSocket {
         ClientSocket(Arc::downgrade(&self.socket.tcp))
     }
 
-    /// What hyper has read and not used stands before what is still to be read.
+    /// Puts bytes that hyper has read and not used before the bytes that are still to be read.
     pub(super) fn give_back(&mut self, read: &[u8]) {
         self.read = [read, &self.read[self.taken..]].concat();
         self.taken = 0;
     }
 
-    pub(super) fn headers(&mut self) -> &mut Headers {
+    pub(super) fn headers(&mut self) -> &mut HeaderCapacity {
         &mut self.headers
     }
 
-    /// Says in our form what hyper says by itself, if it does.
-    fn take_in_our_form(&mut self, bytes: &[u8]) -> bool {
-        let Some((refusal, date)) = Self::in_our_form(bytes) else { return false };
-        if self.headers == Headers::Few && bytes.starts_with(b"HTTP/1.1 431") {
-            self.headers = Headers::TooMany;
+    /// Replaces an answer that hyper makes by itself. True if it did.
+    fn replace_hyper_response(&mut self, bytes: &[u8]) -> bool {
+        let Some((refusal, date)) = Self::translate_hyper_response(bytes) else { return false };
+        if self.headers == HeaderCapacity::Standard && bytes.starts_with(b"HTTP/1.1 431") {
+            self.headers = HeaderCapacity::TooMany;
         } else {
-            http::refused(http::NO_ROUTE, &refusal);
+            http::count_refusal(http::NO_ROUTE, &refusal);
             self.own = refusal_bytes(&refusal, date);
         }
         true
     }
 
-    /// hyper answers a head that it cannot read by itself, with a status and nothing else. Every answer of ours
-    /// has the CORS headers, so one without them is hyper's; what it says is said in our form instead. It is a
-    /// whole head and nothing else, which no part of a body of ours can be.
-    fn in_our_form(bytes: &[u8]) -> Option<(Refusal, String)> {
+    /// Parses an answer that hyper makes by itself. For a head that it cannot read hyper sends only a status. Every answer of this node has
+    /// the CORS headers, so one without them is hyper's. It consists of a head alone, so no part of a body can be taken for one.
+    fn translate_hyper_response(bytes: &[u8]) -> Option<(HttpRefusal, String)> {
         let status = bytes.strip_prefix(b"HTTP/1.1 ")?.first_chunk::<3>()?;
         let ours = || bytes.windows(CORS_HEADER.len()).any(|part| part.eq_ignore_ascii_case(CORS_HEADER));
         if status[0] != b'4' || ours() {
@@ -119,14 +118,18 @@ impl ReadStream {
         let date = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case("date"))?;
         let date = String::from_utf8_lossy(date.value).into_owned();
         let refusal = match status {
-            b"431" => Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit"),
-            b"414" => Refusal::new(Kind::HeadersTooLarge, "the request's address is over the limit"),
-            b"408" => Refusal::new(Kind::TimedOut, "the request did not arrive in time"),
-            _ => Refusal::malformed("the request is malformed"),
+            b"431" => {
+                HttpRefusal::new(RefusalKind::HeadersTooLarge, "the request's headers are over the limit")
+            }
+            b"414" => {
+                HttpRefusal::new(RefusalKind::HeadersTooLarge, "the request's address is over the limit")
+            }
+            b"408" => HttpRefusal::new(RefusalKind::TimedOut, "the request did not arrive in time"),
+            _ => HttpRefusal::malformed("the request is malformed"),
         };
         match refusal.kind {
-            Kind::HeadersTooLarge => Limit::HeaderBytes.hit(),
-            Kind::TimedOut => Limit::HeaderMs.hit(),
+            RefusalKind::HeadersTooLarge => Limit::HeaderBytes.hit(),
+            RefusalKind::TimedOut => Limit::HeaderMs.hit(),
             _ => {}
         }
         Some((refusal, date))
@@ -142,10 +145,10 @@ impl ReadStream {
 
     fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let part = self.socket.tls.as_mut().is_some_and(|tls| tls.take_progress());
-        self.stall.watch(cx, &self.socket.tcp, part, written)
+        self.write_timeout.watch(cx, &self.socket.tcp, part, written)
     }
 
-    pub(super) fn into_parts(self) -> Option<(Link<std::net::TcpStream>, Permit, Vec<u8>)> {
+    pub(super) fn into_parts(self) -> Option<(ClientLink<std::net::TcpStream>, ConnectionPermit, Vec<u8>)> {
         Some((self.socket.into_link().ok()?, self.permit, self.read))
     }
 }
@@ -168,12 +171,12 @@ impl AsyncRead for ReadStream {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         let came = buffer.filled().len() > before;
-        if read.is_pending() && self.silence.is_over(cx) {
-            // As if the client had closed, which ends the connection in good form.
+        if read.is_pending() && self.idle_timeout.has_expired(cx) {
+            // Pretends that the client has closed, which ends the connection cleanly.
             return Poll::Ready(Ok(()));
         }
         if came {
-            self.silence.broken();
+            self.idle_timeout.record_activity();
         }
         read
     }
@@ -181,7 +184,7 @@ impl AsyncRead for ReadStream {
 
 impl AsyncWrite for ReadStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.take_in_our_form(bytes) {
+        if self.replace_hyper_response(bytes) {
             return Poll::Ready(Ok(bytes.len()));
         }
         let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
@@ -197,7 +200,7 @@ impl AsyncWrite for ReadStream {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.headers == Headers::TooMany {
+        if self.headers == HeaderCapacity::TooMany {
             return Poll::Ready(Ok(()));
         }
         let closed = match self.poll_own(cx) {
@@ -214,7 +217,7 @@ impl AsyncWrite for ReadStream {
     ) -> Poll<io::Result<usize>> {
         let whole = slices.iter().filter(|slice| !slice.is_empty()).count() == 1;
         if let Some(first) = slices.iter().find(|slice| whole && !slice.is_empty())
-            && self.take_in_our_form(first)
+            && self.replace_hyper_response(first)
         {
             return Poll::Ready(Ok(slices.iter().map(|slice| slice.len()).sum()));
         }
@@ -228,23 +231,23 @@ impl AsyncWrite for ReadStream {
 }
 
 /// A socket of the runtime, plain or under TLS.
-struct Socket {
-    /// Another owner watches for its end and does nothing else.
+struct HttpSocket {
+    /// Shared with a watcher of the connection's end, which does nothing else.
     tcp: Arc<TcpStream>,
     tls: Option<Box<TlsConnection>>,
-    forwarded: Option<Box<Forwarded>>,
+    forwarded: Option<Box<ProxiedClient>>,
 }
 
-impl Socket {
-    fn new(link: Link<std::net::TcpStream>) -> io::Result<Self> {
-        let Link { socket, tls, forwarded } = link;
+impl HttpSocket {
+    fn new(link: ClientLink<std::net::TcpStream>) -> io::Result<Self> {
+        let ClientLink { socket, tls, forwarded } = link;
         Ok(Self { tcp: Arc::new(TcpStream::from_std(socket)?), tls, forwarded })
     }
 
-    /// Fails while somebody watches.
-    fn into_link(self) -> io::Result<Link<std::net::TcpStream>> {
+    /// Takes the socket out of the runtime. Fails while a watcher shares it.
+    fn into_link(self) -> io::Result<ClientLink<std::net::TcpStream>> {
         let tcp = Arc::into_inner(self.tcp).ok_or(ErrorKind::ResourceBusy)?;
-        Ok(Link { socket: tcp.into_std()?, tls: self.tls, forwarded: self.forwarded })
+        Ok(ClientLink { socket: tcp.into_std()?, tls: self.tls, forwarded: self.forwarded })
     }
 
     fn poll_read_plain(&self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -272,15 +275,15 @@ impl Socket {
         }
     }
 
-    /// Runs a step of TLS until it does not wait for the socket to take something.
+    /// Repeats a step of TLS until it does not wait for space in the socket.
     fn poll_step<T>(
         &mut self,
         cx: &mut Context<'_>,
-        step: impl Fn(&mut TlsConnection, &mut Ready<'_>) -> io::Result<T>,
+        step: impl Fn(&mut TlsConnection, &mut NonblockingSocket<'_>) -> io::Result<T>,
     ) -> Option<Poll<io::Result<T>>> {
         let tls = self.tls.as_mut()?;
         loop {
-            match step(tls, &mut Ready(&self.tcp)) {
+            match step(tls, &mut NonblockingSocket(&self.tcp)) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => match self.tcp.poll_write_ready(cx) {
                     Poll::Ready(Ok(())) => {}
                     Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
@@ -294,13 +297,13 @@ impl Socket {
     fn poll_read_tls(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let Some(tls) = &mut self.tls else { return Poll::Ready(Ok(())) };
-            match tls.read(&mut Ready(&self.tcp), buffer.initialize_unfilled()) {
+            match tls.read(&mut NonblockingSocket(&self.tcp), buffer.initialize_unfilled()) {
                 Ok(taken) => {
                     buffer.advance(taken.bytes);
                     return Poll::Ready(Ok(()));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    // What TLS answers by itself may have found the socket full.
+                    // An answer of TLS itself may have found the socket full.
                     if let Some(Poll::Ready(Err(error))) = self.poll_step(cx, |tls, tcp| tls.flush(tcp)) {
                         return Poll::Ready(Err(error));
                     }
@@ -316,7 +319,7 @@ impl Socket {
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for HttpSocket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -329,7 +332,7 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for HttpSocket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.poll_step(cx, |tls, tcp| tls.write(tcp, &[IoSlice::new(bytes)])) {
             Some(written) => written,
@@ -367,16 +370,16 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// A socket of the runtime as one that does not block. A call that finds it not ready makes the runtime look again.
-struct Ready<'a>(&'a TcpStream);
+/// The socket as a non-blocking one for TLS. A call that would block makes the runtime wait for readiness.
+struct NonblockingSocket<'a>(&'a TcpStream);
 
-impl io::Read for Ready<'_> {
+impl io::Read for NonblockingSocket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.try_read(buffer)
     }
 }
 
-impl io::Write for Ready<'_> {
+impl io::Write for NonblockingSocket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.try_write(bytes)
     }
@@ -397,14 +400,14 @@ mod tests {
     #[test]
     fn only_a_whole_head_of_hypers_own_is_said_in_our_form() {
         let own = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ndate: now\r\ncontent-length: 0\r\n\r\n";
-        let said = ReadStream::in_our_form(own).expect("said anew");
-        assert_eq!(said, (Refusal::malformed("the request is malformed"), "now".to_owned()));
+        let said = ReadStream::translate_hyper_response(own).expect("said anew");
+        assert_eq!(said, (HttpRefusal::malformed("the request is malformed"), "now".to_owned()));
         let ours = b"HTTP/1.1 404 Not Found\r\naccess-control-allow-origin: *\r\ncontent-length: 0\r\n\r\n";
-        assert_eq!(ReadStream::in_our_form(ours), None);
-        // What clients publish is found in bodies, of which any part may be a write.
+        assert_eq!(ReadStream::translate_hyper_response(ours), None);
+        // Message data is part of bodies, and any part of a body may be one write.
         let stored = format!("{}\"}}]}}", "HTTP/1.1 4".repeat(6_000));
-        assert_eq!(ReadStream::in_our_form(stored.as_bytes()), None);
+        assert_eq!(ReadStream::translate_hyper_response(stored.as_bytes()), None);
         let in_a_chunk = b"HTTP/1.1 400 x\n\n\r\n0\r\n\r\n";
-        assert_eq!(ReadStream::in_our_form(in_a_chunk), None);
+        assert_eq!(ReadStream::translate_hyper_response(in_a_chunk), None);
     }
 }

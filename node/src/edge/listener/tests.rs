@@ -13,13 +13,13 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_backlog_that_the_system_cuts_short_is_told() {
+fn backlog_capped_by_the_system_is_reported() {
     assert_eq!((short_of(BACKLOG), short_of(i32::MAX)), (None, None));
-    let told = short_of(128).unwrap();
-    assert!(told.contains("128") && told.contains("4096"), "{told}");
+    let message = short_of(128).unwrap();
+    assert!(message.contains("128") && message.contains("4096"), "{message}");
 }
 
-/// The answer of a node that has closed the connection.
+/// The answer of a node, read until it has closed the connection.
 fn answer(mut client: Client) -> String {
     client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut answer = String::new();
@@ -29,7 +29,7 @@ fn answer(mut client: Client) -> String {
 
 #[test]
 fn a_connection_beyond_the_bound_is_refused_at_once() {
-    let listener = Bound::to("127.0.0.1:0".parse().unwrap()).unwrap().listen().unwrap();
+    let listener = BoundAddress::to("127.0.0.1:0".parse().unwrap()).unwrap().listen().unwrap();
     let address = listener.local_addr().unwrap();
     let (shards, _polls) = Shards::prepare(1).unwrap();
     let stopped = Arc::new(AtomicBool::new(false));
@@ -37,7 +37,7 @@ fn a_connection_beyond_the_bound_is_refused_at_once() {
     let files = Arc::clone(&accept.files);
     let ending = listener.try_clone().unwrap();
     let thread = std::thread::spawn(move || accept.run(&listener));
-    // Of 8 files 4 are for clients, and as many of them wait for their shard.
+    // Of 8 files 4 are for clients, and as many clients wait for their shard.
     let clients: Vec<Client> = (0..4).map(|_| Client::connect(address).unwrap()).collect();
     wait_until("the last connection", || files.is_full());
     for _ in 0..3 {
@@ -50,10 +50,10 @@ fn a_connection_beyond_the_bound_is_refused_at_once() {
     wait_until("the end of the thread", || thread.is_finished());
 }
 
-fn accept(shards: Shards, stopping: &Arc<AtomicBool>) -> Accept {
+fn accept(shards: Shards, stopping: &Arc<AtomicBool>) -> AcceptThread {
     let limits = Limits { sse_streams: 0, ..Limits::default() };
     let (files, stopping) = (Arc::new(ClientFiles::within(8, &limits)), Arc::clone(stopping));
-    Accept {
+    AcceptThread {
         shards: Arc::new(shards),
         tls: None,
         proxies: Arc::default(),

@@ -41,13 +41,13 @@ fn forwarded_for_is_believed_of_trusted_proxies_alone() {
 #[test]
 fn connections_of_trusted_proxies_alone_begin_with_a_header() {
     let peer = |text: &str| SocketAddr::new(address(text), 1);
-    assert_eq!(proxies(&["10.0.0.0/8"]).begin(peer("10.1.1.1")), Some(Box::new(Forwarded::Awaited)));
+    assert_eq!(proxies(&["10.0.0.0/8"]).begin(peer("10.1.1.1")), Some(Box::new(ProxiedClient::Awaited)));
     assert_eq!(proxies(&["10.0.0.0/8"]).begin(peer("11.1.1.1")), None);
     let silent = Proxies::new(&["10.0.0.0/8".parse().expect("a network")], false);
     assert_eq!(silent.begin(peer("10.1.1.1")), None);
 }
 
-/// Sends the parts one after another; what the first answer was that is not `WouldBlock`, and what is left to read.
+/// Sends the parts one after another. Returns the first result that is not `WouldBlock`, and the bytes left to read.
 fn taken(parts: &[&[u8]]) -> (Result<Option<IpAddr>, ErrorKind>, Vec<u8>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let mut client =

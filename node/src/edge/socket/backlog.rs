@@ -1,12 +1,13 @@
-//! What the store holds of what a client missed, or asks to begin with: found once, then read page by page as its socket drains.
+//! Store backfill: messages that a client missed, or asks for in a rewind. A query finds the start once; pages are then read as the socket
+//! drains.
 //!
-//! The rows of a channel stand in the order in which they were published, over all runs of the node, and what can be read of
-//! them is always a beginning. So nothing is missing where the numbers of a run follow each other by one. From one run to
-//! the next they do not: there nothing is missing if the node has stored whatever it delivered since, in each run.
+//! The rows of a channel are in the order of publication, over all incarnations of the node, and a read always returns a prefix of them. So
+//! no message is missing if the sequences of one incarnation are consecutive. From one incarnation to the next they are not: there no
+//! message is missing if every incarnation since has stored whatever it delivered.
 
-mod everywhere;
 mod find;
 mod page;
+mod shared_store;
 #[cfg(test)]
 mod tests;
 
@@ -22,99 +23,99 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
-use crate::hub::{Channel, Hub, Recent, Spot};
-use crate::model::{AccountId, Amount, Clock, ConnectionId, Forwarded, Limits, Stamp};
-use crate::origin::history::{FormerRun, HistoryStore, Position};
+use crate::hub::{Channel, Hub, LocalOffset, RewindStart};
+use crate::model::{AccountId, Amount, Clock, ConnectionId, ForwardedMessages, Limits, Stamp};
+use crate::origin::history::{HistoryPosition, HistoryStore, PreviousIncarnation};
 use crate::publish::Publisher;
 use crate::session::Rewind;
-use crate::telemetry::OFTEN;
-pub(super) use everywhere::Reading;
+use crate::telemetry::RATE_LIMITED;
+pub(super) use shared_store::SharedStoreCursor;
 
-/// Questions that wait for their turn; beyond it nothing is found.
+/// Queries that wait for their turn; above this a query is answered with nothing.
 const ASKED_MAX: usize = 262_144;
-/// Those of them that are on their way to where they wait.
+/// Capacity of the channel from the shards to the reader.
 const QUEUE_MAX: usize = 65_536;
-/// Questions that the store has at a time.
+/// Store queries that run concurrently.
 const UNDER_WAY_MAX: usize = 64;
-/// Those beside them of which other nodes are asked first, who may not answer.
-const ELSEWHERE_MAX: usize = 256;
-/// A question that the store has not answered by then is answered without it.
+/// Further concurrent queries that ask peers first, since a peer may not answer.
+const PEER_QUERIES_MAX: usize = 256;
+/// Timeout of a store query, which then counts as without result.
 const ANSWER_WAIT: Duration = Duration::from_secs(5);
-/// The same where other nodes are asked first.
-const ELSEWHERE_WAIT: Duration = Duration::from_secs(15);
-/// A question that needs all nodes waits for so long that those that are dead are known to be.
-const WHOLE_WAIT: Duration = Duration::from_secs(5);
-const WHOLE_LOOK: Duration = Duration::from_millis(50);
+/// Timeout of a query that asks peers first.
+const PEER_QUERY_WAIT: Duration = Duration::from_secs(15);
+/// Time that a query which needs all nodes waits during a partition. By then unreachable nodes are known to be down or not.
+const PARTITION_WAIT: Duration = Duration::from_secs(5);
+const PARTITION_LOOK: Duration = Duration::from_millis(50);
 
-/// The shards' way to what is stored.
+/// Handle with which shards query the store.
 #[derive(Clone)]
 pub struct Backlog {
-    shared: Arc<Shared>,
-    asked: mpsc::Sender<Ask>,
+    shared: Arc<BacklogContext>,
+    asked: mpsc::Sender<BacklogRequest>,
 }
 
-struct Shared {
+struct BacklogContext {
     hub: Arc<Hub>,
     store: Arc<dyn HistoryStore>,
     publisher: Publisher,
     accounts: Arc<Accounts>,
-    /// Of what the store stamps.
+    /// Clock of the store's timestamps.
     clock: Clock,
-    former: Vec<Former>,
-    /// When the node was ready, and the changes of what channels keep by then.
+    earlier_incarnations: Vec<FollowedIncarnation>,
+    /// When the node became ready, and the number of changes of history policies by then.
     ready: Instant,
     ready_ms: u64,
     policy_changes: u64,
-    /// How old may be what is missed, as what a ring keeps, and without the capability to read the history.
+    /// Greatest age of missed messages: `keep_ms` as in replay buffers, and `window_ms` without the capability to read history.
     keep_ms: u64,
     window_ms: u64,
 }
 
-/// A run before the present one that can be followed into it: all of what it left, from any place that a client may have.
-struct Former {
+/// An earlier incarnation from which a client can resume: the store has all of its messages after any position of a client.
+struct FollowedIncarnation {
     incarnation: u64,
-    /// The time of its last row.
+    /// Time of its last row.
     last_ms: u64,
-    /// What of the time in which its clients may come back was over when the node was ready.
+    /// Part of the resume window of its clients that had passed when the node became ready.
     passed_ms: u64,
 }
 
-/// A question of a shard.
-pub(super) struct Ask {
+/// A query of a shard.
+pub(super) struct BacklogRequest {
     pub(super) channel: Arc<Channel>,
     pub(super) policy: ChannelPolicy,
-    pub(super) question: Question,
-    pub(super) reply: Reply,
+    pub(super) question: BacklogQuery,
+    pub(super) reply: BacklogResponder,
 }
 
-pub(super) enum Question {
-    /// What follows this stamp, up to the number `mark` of this run, after which the asker takes part in deliveries.
-    /// Of the run of the stamp, nothing that is `back_ms` older than the end of that run, or than now.
-    After { after: Stamp, mark: u64, back_ms: Option<u64> },
-    /// The last messages up to the number `mark` of this run.
-    Back { rewind: Rewind, mark: u64 },
-    /// What follows this position in a channel of several nodes, which stood at `stands` when the asker began to take part in
-    /// deliveries. None where it was let in to all of it, else nothing that is `back_ms` old.
-    Elsewhere { position: Serial, stands: Serial, back_ms: Option<u64> },
-    /// The last messages up to there.
-    BackElsewhere { rewind: Rewind, stands: Serial },
-    /// Nothing: a client with this position was told a loss.
-    Lost { position: Serial },
-    /// What follows in a reading.
-    Read { reading: Box<Reading>, format: Format, without: Option<ConnectionId> },
-    /// The messages after a place, in this format, but for those that this connection has published.
-    Page { place: Place, format: Format, without: Option<ConnectionId> },
+pub(super) enum BacklogQuery {
+    /// Messages after this stamp, up to the sequence `until_sequence` of this incarnation, after which deliveries reach the client. Of the
+    /// stamp's incarnation, no message that is `back_ms` older than that incarnation's end, or than now.
+    After { after: Stamp, until_sequence: u64, back_ms: Option<u64> },
+    /// The last messages up to the sequence `until_sequence` of this incarnation.
+    Rewind { rewind: Rewind, until_sequence: u64 },
+    /// Messages after this position in a channel of several nodes. `attach_position` is the channel position from which deliveries reach
+    /// the client. `back_ms` is the greatest age of a message; none if the client had access to all of them before.
+    ClusterAfter { position: Serial, attach_position: Serial, back_ms: Option<u64> },
+    /// The last messages before the attach in a channel of several nodes.
+    ClusterRewind { rewind: Rewind, attach_position: Serial },
+    /// No messages: a client with this position is told a continuity loss.
+    ContinuityLost { position: Serial },
+    /// The next page of a shared store read.
+    SharedPage { reading: Box<SharedStoreCursor>, format: Format, without: Option<ConnectionId> },
+    /// Messages after a cursor in this format, without those that this connection has published.
+    Page { cursor: BacklogCursor, format: Format, without: Option<ConnectionId> },
 }
 
-impl Question {
-    /// Other nodes are asked before the store.
-    fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Elsewhere { .. } | Self::BackElsewhere { .. } | Self::Lost { .. })
+impl BacklogQuery {
+    /// True if peers are asked before the store.
+    fn asks_peers(&self) -> bool {
+        matches!(self, Self::ClusterAfter { .. } | Self::ClusterRewind { .. } | Self::ContinuityLost { .. })
     }
 }
 
-/// Where the answer goes. Dropped without one it says that nothing was found.
-pub(super) struct Reply {
+/// Recipient of the answer. Dropped without an answer it reports that nothing was found.
+pub(super) struct BacklogResponder {
     shard: Arc<ShardHandle>,
     slot: u32,
     generation: u32,
@@ -122,110 +123,111 @@ pub(super) struct Reply {
     is_given: bool,
 }
 
-pub enum Found {
-    /// What follows cannot be told.
+pub enum BacklogResponse {
+    /// Following messages unknown.
     Nothing,
     Begin {
-        place: Place,
-        /// Of a rewind: fewer were found than asked for, and there may be more.
+        cursor: BacklogCursor,
+        /// True if a rewind found fewer messages than asked for, and there may be more.
         is_cut: bool,
     },
-    Page(Page),
-    /// The recent messages of the channel, after this place; unless that is exact, the client has some of it already.
+    Page(BacklogPage),
+    /// The replay buffer has the messages after this offset. Unless `is_exact`, the client has some of them already.
     Recent {
-        after: Spot,
+        after: LocalOffset,
         is_exact: bool,
     },
-    /// As many of the recent messages as there are of those that a rewind asks for.
-    Back {
-        recent: Recent,
+    /// The replay buffer's part of a rewind.
+    RecentRewind {
+        recent: RewindStart,
         is_cut: bool,
-        /// More may be stored.
+        /// True if the store may have more.
         is_stored: bool,
     },
-    /// What other nodes have: everything, up to now.
-    Elsewhere(Vec<Forwarded>),
-    /// The store that nodes share has it.
-    Reading {
-        reading: Box<Reading>,
+    /// All missed messages up to now, from the replay buffers of peers.
+    FromPeers(Vec<ForwardedMessages>),
+    /// The shared store has the messages.
+    SharedBegin {
+        reading: Box<SharedStoreCursor>,
         is_cut: bool,
     },
-    /// Some of it; without an end the reading goes on.
-    Read {
+    /// Next page; the read continues unless `is_end`.
+    SharedPage {
         frames: Vec<Bytes>,
         amount: Amount,
-        reading: Box<Reading>,
+        reading: Box<SharedStoreCursor>,
         is_end: bool,
     },
 }
 
-impl Found {
-    /// Memory that it holds until it is taken.
+impl BacklogResponse {
+    /// Memory that the answer holds until the shard takes it.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Page(Page { frames, .. }) | Self::Read { frames, .. } => {
+            Self::Page(BacklogPage { frames, .. }) | Self::SharedPage { frames, .. } => {
                 frames.iter().map(Bytes::len).sum()
             }
-            Self::Elsewhere(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
+            Self::FromPeers(missed) => missed.iter().map(|one| one.bytes as usize + 512).sum(),
             Self::Nothing
             | Self::Recent { .. }
-            | Self::Back { .. }
+            | Self::RecentRewind { .. }
             | Self::Begin { .. }
-            | Self::Reading { .. } => 0,
+            | Self::SharedBegin { .. } => 0,
         }
     }
 }
 
-/// Some of what follows a place, in order and without a gap.
-pub struct Page {
+/// A page of messages after a cursor, in order and without a gap.
+pub struct BacklogPage {
     pub(super) frames: Vec<Bytes>,
     pub(super) amount: Amount,
-    pub(super) place: Place,
+    pub(super) cursor: BacklogCursor,
 }
 
-/// How far a reader has come.
+/// Progress of a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// It has all up to here.
+pub struct BacklogCursor {
+    /// The reader has all messages up to this stamp.
     pub(super) after: Stamp,
-    /// Its next row is behind this one.
-    cursor: Position,
-    order: Order,
+    /// Position in the store after which the next row is read.
+    cursor: HistoryPosition,
+    order: StampOrder,
 }
 
-/// How the stamps of rows follow each other.
+/// Rule by which the stamps of consecutive rows must follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    /// In one run, by one.
+enum StampOrder {
+    /// Consecutive sequences of one incarnation.
     Strict,
-    /// By one in the run `from`; then all rows of those after it, and from `mark` of this one on by one.
-    IntoThisRun { from: u64, mark: u64 },
-    /// As they stand, and from `mark` of this run on by one.
-    Any { mark: u64 },
+    /// Consecutive sequences in the incarnation `from`. Then all rows of later incarnations, and consecutive sequences of this one from
+    /// `until_sequence` on.
+    IntoThisIncarnation { from: u64, until_sequence: u64 },
+    /// Any order, and consecutive sequences of this incarnation from `until_sequence` on.
+    Any { until_sequence: u64 },
 }
 
 impl Backlog {
-    /// To be made when the node is ready, with the one that answers.
+    /// Creates the handle and its reader. Must be called when the node is ready.
     pub fn new(
         publisher: &Publisher,
         accounts: &Arc<Accounts>,
         clock: &Clock,
-        former: &[FormerRun],
+        earlier: &[PreviousIncarnation],
         limits: &Limits,
     ) -> (Self, BacklogReader) {
         let policy_changes = accounts.policy_changes();
-        let former = Former::followed(former, accounts.current().history_policies());
+        let earlier = FollowedIncarnation::followed(earlier, accounts.current().history_policies());
         let (keep_ms, window_ms) = (2 * limits.resume_window_ms, limits.resume_window_ms);
         let (ready, ready_ms) = (Instant::now(), clock.expiry_ms());
         let (hub, store) = (Arc::clone(publisher.hub()), Arc::clone(publisher.store()));
         let (publisher, accounts, clock) = (publisher.clone(), Arc::clone(accounts), clock.clone());
-        let shared = Shared {
+        let shared = BacklogContext {
             hub,
             store,
             publisher,
             accounts,
             clock,
-            former,
+            earlier_incarnations: earlier,
             ready,
             ready_ms,
             policy_changes,
@@ -239,115 +241,120 @@ impl Backlog {
             BacklogReader {
                 shared,
                 asks,
-                held: VecDeque::new(),
-                waiting: Turns::default(),
-                elsewhere: Turns::default(),
+                deferred: VecDeque::new(),
+                store_queue: BacklogQueue::default(),
+                peer_queue: BacklogQueue::default(),
             },
         )
     }
 
-    /// From where the store may tell what follows the position.
+    /// The stamp after which the store may have the messages missed since this position.
     pub(super) fn follows(&self, position: &Serial, policy: ChannelPolicy) -> Option<Stamp> {
         let stamp =
             |incarnation| position.sequence_of(incarnation).map(|sequence| Stamp { incarnation, sequence });
         let shared = &self.shared;
-        let former = || {
-            let found = shared.former.iter().find_map(|run| Some((run, stamp(run.incarnation)?)));
+        let earlier = || {
+            let found =
+                shared.earlier_incarnations.iter().find_map(|run| Some((run, stamp(run.incarnation)?)));
             found.filter(|(run, _)| shared.follows(run, shared.keep_ms)).map(|(_, stamp)| stamp)
         };
-        policy.history.then(|| stamp(shared.hub.incarnation()))?.or_else(former)
+        policy.history.then(|| stamp(shared.hub.incarnation()))?.or_else(earlier)
     }
 
-    /// How old may be what is missed after a position that nothing is known of: a client could have made it up. Who may read
-    /// the history gains nothing by that; others are held to the window.
+    /// Greatest age of messages missed since an unknown position, which a client could have made up. Clients that may read the history gain
+    /// nothing by that; others are limited to the resume window.
     pub(super) fn back_ms(&self, history: bool) -> u64 {
         if history { self.shared.keep_ms } else { self.shared.window_ms }
     }
 
-    /// Answers with nothing at once where too much is asked.
-    pub(super) fn ask(&self, ask: Ask) {
-        // What does not fit is dropped here, which answers it.
+    /// Sends a query. Above the limits it is answered with nothing at once.
+    pub(super) fn ask(&self, ask: BacklogRequest) {
+        // A query that does not fit is dropped here, which answers it.
         self.asked.try_send(ask).ok();
     }
 }
 
-impl Shared {
-    /// Clients of the former run may come back within this time, and this run has kept all that they may have missed of it.
-    fn follows(&self, former: &Former, within_ms: u64) -> bool {
-        let is_soon = self.ready.elapsed() + Duration::from_millis(former.passed_ms)
+impl BacklogContext {
+    /// True if clients of the earlier incarnation may resume within this time, and this one has stored all that they may have missed of it.
+    fn follows(&self, earlier: &FollowedIncarnation, within_ms: u64) -> bool {
+        let is_soon = self.ready.elapsed() + Duration::from_millis(earlier.passed_ms)
             <= Duration::from_millis(within_ms);
         is_soon && self.publisher.stores_all() && self.accounts.policy_changes() == self.policy_changes
     }
 
-    fn former(&self, incarnation: u64) -> Option<&Former> {
-        self.former.iter().find(|run| run.incarnation == incarnation)
+    fn earlier_incarnation(&self, incarnation: u64) -> Option<&FollowedIncarnation> {
+        self.earlier_incarnations.iter().find(|run| run.incarnation == incarnation)
     }
 
-    /// How many runs have begun since, this one included.
-    fn runs_since(&self, incarnation: u64) -> Option<usize> {
+    /// Number of incarnations that have begun since, this one included.
+    fn incarnations_since(&self, incarnation: u64) -> Option<usize> {
         if incarnation == self.hub.incarnation() {
             return Some(0);
         }
-        self.former.iter().position(|run| run.incarnation == incarnation).map(|place| place + 1)
+        self.earlier_incarnations.iter().position(|run| run.incarnation == incarnation).map(|place| place + 1)
     }
 
     fn own(&self, sequence: u64) -> Stamp {
         Stamp { incarnation: self.hub.incarnation(), sequence }
     }
 
-    async fn answer(self: Arc<Self>, ask: Ask) {
-        let Ask { channel, policy, question, reply } = ask;
+    async fn answer(self: Arc<Self>, ask: BacklogRequest) {
+        let BacklogRequest { channel, policy, question, reply } = ask;
         let oldest_ms = policy.oldest_ms(self.clock.expiry_ms());
-        let wait = if question.is_elsewhere() { ELSEWHERE_WAIT } else { ANSWER_WAIT };
-        let rows = Rows { shared: &self, channel: &channel, oldest_ms };
+        let wait = if question.asks_peers() { PEER_QUERY_WAIT } else { ANSWER_WAIT };
+        let rows = ChannelBacklog { shared: &self, channel: &channel, oldest_ms };
         let rewind = match &question {
-            Question::BackElsewhere { rewind, .. } => Some(*rewind),
+            BacklogQuery::ClusterRewind { rewind, .. } => Some(*rewind),
             _ => None,
         };
         let found = async {
             match question {
-                Question::After { after, mark, back_ms } => rows.find_after(after, mark, back_ms).await,
-                Question::Back { rewind, mark } => rows.find_back(rewind, mark).await,
-                Question::Page { place, format, without } => rows.page(place, format, without).await,
-                Question::Elsewhere { position, stands, back_ms } => {
-                    rows.find_elsewhere(position, stands, back_ms, policy.history).await
+                BacklogQuery::After { after, until_sequence: mark, back_ms } => {
+                    rows.find_after(after, mark, back_ms).await
                 }
-                Question::BackElsewhere { rewind, stands } => {
-                    Some(rows.back_of_all(rewind, stands, policy).await)
+                BacklogQuery::Rewind { rewind, until_sequence: mark } => rows.find_back(rewind, mark).await,
+                BacklogQuery::Page { cursor: place, format, without } => {
+                    rows.page(place, format, without).await
                 }
-                Question::Read { reading, format, without } => {
-                    let has = reading.has.clone();
-                    let found = rows.read_on(reading, format, without).await;
+                BacklogQuery::ClusterAfter { position, attach_position: stands, back_ms } => {
+                    rows.find_in_cluster(position, stands, back_ms, policy.history).await
+                }
+                BacklogQuery::ClusterRewind { rewind, attach_position: stands } => {
+                    Some(rows.rewind_in_cluster(rewind, stands, policy).await)
+                }
+                BacklogQuery::SharedPage { reading, format, without } => {
+                    let has = reading.position.clone();
+                    let found = rows.next_shared_page(reading, format, without).await;
                     if found.is_none() {
-                        rows.begin_anew(&has).await;
+                        rows.record_loss_position(&has).await;
                     }
                     found
                 }
-                Question::Lost { position } => {
-                    rows.begin_anew(&position).await;
+                BacklogQuery::ContinuityLost { position } => {
+                    rows.record_loss_position(&position).await;
                     None
                 }
             }
         };
         let found = tokio::time::timeout(wait, found).await.unwrap_or(None);
-        // What is recent here is had without the others.
-        let here = || rewind.map(|rewind| rows.back_here(rewind, rows.is_stored_by_all(policy)));
-        reply.give(found.or_else(here).unwrap_or(Found::Nothing));
+        // Peers are not needed for the recent messages of this node.
+        let here = || rewind.map(|rewind| rows.rewind_local(rewind, rows.is_stored_by_all(policy)));
+        reply.give(found.or_else(here).unwrap_or(BacklogResponse::Nothing));
     }
 }
 
-impl Former {
-    /// Of the runs, latest first, those that can be followed. All must have had the policies of the present one to their end,
-    /// since of other channels not all that was published is known; and those in between must have stored it all, since their
-    /// numbers do not tell what is missing.
-    fn followed(runs: &[FormerRun], policies: u64) -> Vec<Self> {
+impl FollowedIncarnation {
+    /// Selects the incarnations that can be followed, latest first. All of them must have had the present history policies to their end,
+    /// since other channels were stored in part only. Those in between must have stored every message, since their sequences do not show
+    /// gaps.
+    fn followed(runs: &[PreviousIncarnation], policies: u64) -> Vec<Self> {
         let mut followed = Vec::new();
-        for (run, passed_ms) in FormerRun::with_passed_ms(runs) {
-            if run.kept.policies != policies {
+        for (run, passed_ms) in PreviousIncarnation::with_passed_ms(runs) {
+            if run.coverage.policies != policies {
                 break;
             }
             followed.push(Self { incarnation: run.incarnation, last_ms: run.last_ms, passed_ms });
-            if !run.kept.is_all {
+            if !run.coverage.is_complete {
                 break;
             }
         }
@@ -356,31 +363,31 @@ impl Former {
 }
 
 /// The stored messages of one channel.
-struct Rows<'a> {
-    shared: &'a Shared,
+struct ChannelBacklog<'a> {
+    shared: &'a BacklogContext,
     channel: &'a Arc<Channel>,
     oldest_ms: u64,
 }
 
-/// Answers what is asked, as a task of its own.
+/// Background task that answers queries.
 pub struct BacklogReader {
-    shared: Arc<Shared>,
-    asks: mpsc::Receiver<Ask>,
-    /// Until it is known which nodes are alive, or then.
-    held: VecDeque<(Instant, Ask)>,
-    waiting: Turns,
-    elsewhere: Turns,
+    shared: Arc<BacklogContext>,
+    asks: mpsc::Receiver<BacklogRequest>,
+    /// Queries deferred until the liveness of unreachable nodes is known, or until the given time.
+    deferred: VecDeque<(Instant, BacklogRequest)>,
+    store_queue: BacklogQueue,
+    peer_queue: BacklogQueue,
 }
 
 impl BacklogReader {
-    /// Until nobody can ask any more.
+    /// Answers queries until all handles are dropped.
     pub async fn run(mut self) {
-        let (mut under_way, mut elsewhere) = (JoinSet::new(), JoinSet::new());
+        let (mut under_way, mut peer_tasks) = (JoinSet::new(), JoinSet::new());
         loop {
-            self.let_go();
-            let Self { shared, waiting, elsewhere: others, .. } = &mut self;
+            self.release_deferred();
+            let Self { shared, store_queue: waiting, peer_queue: others, .. } = &mut self;
             for (tasks, turns, max) in
-                [(&mut under_way, waiting, UNDER_WAY_MAX), (&mut elsewhere, others, ELSEWHERE_MAX)]
+                [(&mut under_way, waiting, UNDER_WAY_MAX), (&mut peer_tasks, others, PEER_QUERIES_MAX)]
             {
                 while tasks.len() < max
                     && let Some(ask) = turns.next()
@@ -393,9 +400,9 @@ impl BacklogReader {
                     Some(ask) => self.take(ask),
                     None => return,
                 },
-                () = tokio::time::sleep(WHOLE_LOOK), if !self.held.is_empty() => {}
+                () = tokio::time::sleep(PARTITION_LOOK), if !self.deferred.is_empty() => {}
                 Some(ended) = under_way.join_next() => report(ended),
-                Some(ended) = elsewhere.join_next() => report(ended),
+                Some(ended) = peer_tasks.join_next() => report(ended),
             }
         }
     }
@@ -403,49 +410,49 @@ impl BacklogReader {
 
 fn report(ended: Result<(), JoinError>) {
     if let Err(error) = ended {
-        tracing::error!(target: OFTEN, %error, "a question to the store ended without an answer");
+        tracing::error!(target: RATE_LIMITED, %error, "a question to the store ended without an answer");
     }
 }
 
 impl BacklogReader {
-    /// A node may be about to be held for dead.
-    fn is_torn(&self) -> bool {
-        self.shared.publisher.routing().is_some_and(|routing| routing.is_torn_lately())
+    /// True if a peer is unreachable and may soon be declared down.
+    fn is_partitioned(&self) -> bool {
+        self.shared.publisher.routing().is_some_and(|routing| routing.has_recently_unreachable())
     }
 
-    fn take(&mut self, ask: Ask) {
-        let is_elsewhere = ask.question.is_elsewhere();
-        if is_elsewhere && self.held.len() < ASKED_MAX && self.is_torn() {
-            self.held.push_back((Instant::now() + WHOLE_WAIT, ask));
-        } else if is_elsewhere {
-            self.elsewhere.push(ask);
+    fn take(&mut self, ask: BacklogRequest) {
+        let asks_peers = ask.question.asks_peers();
+        if asks_peers && self.deferred.len() < ASKED_MAX && self.is_partitioned() {
+            self.deferred.push_back((Instant::now() + PARTITION_WAIT, ask));
+        } else if asks_peers {
+            self.peer_queue.push(ask);
         } else {
-            self.waiting.push(ask);
+            self.store_queue.push(ask);
         }
     }
 
-    fn let_go(&mut self) {
-        let is_known = !self.held.is_empty() && !self.is_torn();
+    fn release_deferred(&mut self) {
+        let is_known = !self.deferred.is_empty() && !self.is_partitioned();
         let now = Instant::now();
-        while self.held.front().is_some_and(|(until, _)| is_known || *until <= now)
-            && let Some((_, ask)) = self.held.pop_front()
+        while self.deferred.front().is_some_and(|(until, _)| is_known || *until <= now)
+            && let Some((_, ask)) = self.deferred.pop_front()
         {
-            self.elsewhere.push(ask);
+            self.peer_queue.push(ask);
         }
     }
 }
 
-/// Questions that wait, of each account in its turn. What does not fit is dropped, which answers it.
+/// Waiting queries; accounts take turns. A query that does not fit is dropped, which answers it.
 #[derive(Default)]
-struct Turns {
-    accounts: HashMap<AccountId, VecDeque<Ask>>,
-    /// Each account that has one waiting, once.
+struct BacklogQueue {
+    accounts: HashMap<AccountId, VecDeque<BacklogRequest>>,
+    /// Accounts with waiting queries, each once.
     order: VecDeque<AccountId>,
     count: usize,
 }
 
-impl Turns {
-    fn push(&mut self, ask: Ask) {
+impl BacklogQueue {
+    fn push(&mut self, ask: BacklogRequest) {
         let account = ask.channel.key().account();
         let asks = self.accounts.entry(account.clone()).or_default();
         if self.count >= ASKED_MAX || asks.len() >= ASKED_MAX / 2 {
@@ -458,7 +465,7 @@ impl Turns {
         self.count += 1;
     }
 
-    fn next(&mut self) -> Option<Ask> {
+    fn next(&mut self) -> Option<BacklogRequest> {
         let account = self.order.pop_front()?;
         let asks = self.accounts.get_mut(&account)?;
         let ask = asks.pop_front();
@@ -472,26 +479,26 @@ impl Turns {
     }
 }
 
-impl Reply {
+impl BacklogResponder {
     pub(super) fn new(shard: Arc<ShardHandle>, slot: u32, generation: u32, ticket: u64) -> Self {
         Self { shard, slot, generation, ticket, is_given: false }
     }
 
-    fn give(mut self, found: Found) {
+    fn give(mut self, found: BacklogResponse) {
         self.push(found);
     }
 
-    fn push(&mut self, found: Found) {
+    fn push(&mut self, found: BacklogResponse) {
         self.is_given = true;
         let Self { slot, generation, ticket, .. } = *self;
-        self.shard.push(Input::Found { slot, generation, ticket, found: Box::new(found) });
+        self.shard.push(Input::BacklogResponse { slot, generation, ticket, response: Box::new(found) });
     }
 }
 
-impl Drop for Reply {
+impl Drop for BacklogResponder {
     fn drop(&mut self) {
         if !self.is_given {
-            self.push(Found::Nothing);
+            self.push(BacklogResponse::Nothing);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a request's head to an open socket, or to the answer that refuses it.
+//! Handshake: from a request's head to an open socket, or to a refusal.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use base64::engine::general_purpose::STANDARD;
 use fanfare_proto::frame::Format;
 use sha1::{Digest as _, Sha1};
 
-use super::connection::Permit;
-use super::identities::{Former, Identities};
-use crate::accounts::{Seat, TenantConnections};
+use super::connection::ConnectionPermit;
+use super::session_registry::{ResumableSession, SessionRegistry};
+use crate::accounts::{QuotaSlot, TenantConnections};
 use crate::auth::{Authenticator, Credentials, Principal};
-use crate::edge::errors::{Kind, Refusal};
+use crate::edge::errors::{HttpRefusal, RefusalKind};
 use crate::edge::files::ClientFiles;
 use crate::edge::host;
 use crate::edge::http::cors;
@@ -22,28 +22,28 @@ use crate::model::{ClientId, Limits};
 use crate::telemetry::Limit;
 
 pub const PATH: &str = "/realtime";
-/// The one that is chosen where it is offered.
+/// Subprotocol that is chosen if it is offered.
 const SUBPROTOCOL: &str = "fanfare";
 /// The end of the year 9999.
 const LAST_DATE_MS: u64 = 253_402_300_799_000;
-/// A head with more headers than this is parsed with room for as many as it has.
-const HEADERS_FEW: usize = 64;
+/// Number of header slots; a head with more headers is parsed again with enough slots.
+const HEADER_SLOTS: usize = 64;
 
-/// The parts of a request's head that decide.
+/// The parts of a request's head that decide on it.
 #[derive(Debug)]
-pub struct Head<'a> {
+pub struct RequestHead<'a> {
     pub query: &'a str,
     pub headers: Vec<(&'a str, &'a [u8])>,
 }
 
-/// The answer to a good handshake.
+/// The answer to a valid handshake.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Accept {
+pub struct UpgradeResponse {
     key: String,
     subprotocol: bool,
 }
 
-impl Accept {
+impl UpgradeResponse {
     /// Headers of the 101 beside those of CORS.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let fixed = [
@@ -56,32 +56,32 @@ impl Accept {
     }
 }
 
-/// An accepted upgrade.
+/// A connection whose upgrade was accepted.
 #[derive(Debug)]
-pub struct Opening {
+pub struct AdmittedConnection {
     pub principal: Arc<Principal>,
     /// Forced by the credential or chosen in the query.
     pub client_id: Option<ClientId>,
     pub format: Format,
     pub echo: bool,
     pub heartbeat_pings: bool,
-    pub seat: Seat,
-    /// Of the sockets and event streams of the node.
-    pub place: Permit,
-    pub transport: Transport,
-    /// The connection that it takes up.
-    pub former: Option<Former>,
+    pub quota_slot: QuotaSlot,
+    /// Permit for a socket or event stream of the node.
+    pub socket_permit: ConnectionPermit,
+    pub transport: ClientTransport,
+    /// The session that the connection resumes.
+    pub resumable: Option<ResumableSession>,
 }
 
-/// What a client speaks.
+/// Protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
+pub enum ClientTransport {
     WebSocket,
     /// Server-sent events.
     Sse,
 }
 
-impl Transport {
+impl ClientTransport {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::WebSocket => "websocket",
@@ -90,140 +90,148 @@ impl Transport {
     }
 }
 
-/// What a socket must pass.
+/// Context for the admission of sockets.
 #[derive(Clone, Copy)]
-pub struct Gate<'a> {
+pub struct AdmissionContext<'a> {
     pub auth: &'a Authenticator,
     pub connections: &'a TenantConnections,
-    /// None: nothing is taken up here.
-    pub identities: Option<&'a Identities>,
+    /// None: no session can be resumed here.
+    pub session_registry: Option<&'a SessionRegistry>,
     pub limits: &'a Limits,
     pub files: &'a ClientFiles,
-    /// The client's.
+    /// The client's address.
     pub address: Option<IpAddr>,
 }
 
-/// Why a socket is refused after its upgrade.
+/// The reason why a socket is refused after its upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
+pub enum SocketRefusal {
     Credential,
     ConnectionLimit,
 }
 
-/// The outcome of a credential and the query of a socket.
+/// Decision on a socket's credential and query.
 #[derive(Debug)]
-pub enum Decision {
-    /// Answer 101.
-    Open(Opening),
+pub enum AdmissionDecision {
+    /// Answer 101, then open the socket.
+    Open(AdmittedConnection),
     /// Answer 101, then refuse within the socket, for clients that cannot read a status.
     OpenRefused {
         format: Format,
-        refused: Refused,
+        refused: SocketRefusal,
     },
-    Refuse(Refusal),
+    Refuse(HttpRefusal),
 }
 
-/// What the first bytes of a connection are.
-pub(super) enum FirstLook<'a> {
-    /// With what becomes of its handshake, and the length of the head.
-    Upgrade(Head<'a>, Result<Accept, Refusal>, usize),
-    /// For the HTTP side, with the length of the head.
+/// Protocol that the first bytes of a connection show.
+pub(super) enum DetectedProtocol<'a> {
+    /// An upgrade: its handshake's result, and the length of the head.
+    Upgrade(RequestHead<'a>, Result<UpgradeResponse, HttpRefusal>, usize),
+    /// A request for the HTTP side, with the length of its head.
     Http(usize),
-    /// The head has not ended yet.
+    /// Incomplete head.
     Partial,
     TooLarge,
     Malformed,
 }
 
-/// Tells an upgrade of the socket's path from everything else. The first `seen` bytes were looked at before, and the
-/// head did not end in them.
-pub(super) fn first_look(bytes: &[u8], seen: usize, bytes_max: usize) -> FirstLook<'_> {
+/// Detects an upgrade of the socket's path; everything else is HTTP. The first `seen` bytes were checked before, and the head did not end
+/// in them.
+pub(super) fn detect_protocol(bytes: &[u8], seen: usize, bytes_max: usize) -> DetectedProtocol<'_> {
     let look = if seen > 0 && !ends_behind(bytes, seen) {
-        FirstLook::Partial
+        DetectedProtocol::Partial
     } else {
-        parse(bytes, &mut [httparse::EMPTY_HEADER; HEADERS_FEW]).unwrap_or_else(|| {
+        parse(bytes, &mut [httparse::EMPTY_HEADER; HEADER_SLOTS]).unwrap_or_else(|| {
             let within = &bytes[..bytes.len().min(bytes_max)];
             let lines = within.iter().filter(|byte| **byte == b'\n').count();
-            parse(bytes, &mut vec![httparse::EMPTY_HEADER; lines]).unwrap_or(FirstLook::TooLarge)
+            parse(bytes, &mut vec![httparse::EMPTY_HEADER; lines]).unwrap_or(DetectedProtocol::TooLarge)
         })
     };
     match look {
-        FirstLook::Partial if bytes.len() > bytes_max => FirstLook::TooLarge,
-        FirstLook::Upgrade(.., length) | FirstLook::Http(length) if length > bytes_max => FirstLook::TooLarge,
+        DetectedProtocol::Partial if bytes.len() > bytes_max => DetectedProtocol::TooLarge,
+        DetectedProtocol::Upgrade(.., length) | DetectedProtocol::Http(length) if length > bytes_max => {
+            DetectedProtocol::TooLarge
+        }
         look => look,
     }
 }
 
-/// Whether an empty line ends behind the first `seen` bytes. Without it a head that comes in many pieces would be parsed with
-/// each of them.
+/// True if an empty line ends after the first `seen` bytes. Avoids that a head in many pieces is parsed with each of them.
 fn ends_behind(bytes: &[u8], seen: usize) -> bool {
     let new = &bytes[seen.saturating_sub(2)..];
     new.windows(2).any(|line| line == b"\n\n") || new.windows(3).any(|line| line == b"\n\r\n")
 }
 
-/// None: there are more headers than slots.
-fn parse<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> Option<FirstLook<'a>> {
+/// Parses a head. None: more headers than slots.
+fn parse<'a>(bytes: &'a [u8], slots: &mut [httparse::Header<'a>]) -> Option<DetectedProtocol<'a>> {
     let mut request = httparse::Request::new(slots);
     let length = match request.parse(bytes) {
-        Ok(httparse::Status::Partial) => return Some(FirstLook::Partial),
+        Ok(httparse::Status::Partial) => return Some(DetectedProtocol::Partial),
         Err(httparse::Error::TooManyHeaders) => return None,
-        Err(_) => return Some(FirstLook::Malformed),
+        Err(_) => return Some(DetectedProtocol::Malformed),
         Ok(httparse::Status::Complete(length)) => length,
     };
     let target = request.path.unwrap_or_default();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let head =
-        Head { query, headers: request.headers.iter().map(|header| (header.name, header.value)).collect() };
+    let head = RequestHead {
+        query,
+        headers: request.headers.iter().map(|header| (header.name, header.value)).collect(),
+    };
     let is_upgrade = request.method == Some("GET") && path == PATH && request.version == Some(1);
     match head.handshake().filter(|_| is_upgrade) {
-        Some(handshake) => Some(FirstLook::Upgrade(head, handshake, length)),
-        None => Some(FirstLook::Http(length)),
+        Some(handshake) => Some(DetectedProtocol::Upgrade(head, handshake, length)),
+        None => Some(DetectedProtocol::Http(length)),
     }
 }
 
-impl<'a> Head<'a> {
-    /// Checks the headers of an upgrade over HTTP/1.1; none when another one or none is asked for.
-    pub fn handshake(&self) -> Option<Result<Accept, Refusal>> {
+impl<'a> RequestHead<'a> {
+    /// Checks the headers of an upgrade over HTTP/1.1. None: no upgrade, or one to another protocol.
+    pub fn handshake(&self) -> Option<Result<UpgradeResponse, HttpRefusal>> {
         let is_asked = self.lists("upgrade", b"websocket") && self.lists("connection", b"upgrade");
         is_asked.then(|| self.accept())
     }
 
-    fn accept(&self) -> Result<Accept, Refusal> {
+    fn accept(&self) -> Result<UpgradeResponse, HttpRefusal> {
         host::check(self.all("host"), true)?;
         let has_length = self.all("content-length").any(|length| length.iter().any(|digit| *digit != b'0'));
         if has_length || self.all("transfer-encoding").next().is_some() {
-            return Err(Refusal::malformed("an upgrade has no body"));
+            return Err(HttpRefusal::malformed("an upgrade has no body"));
         }
         let versions = self.all("sec-websocket-version").flat_map(|value| value.split(|byte| *byte == b','));
         match one(versions.map(<[u8]>::trim_ascii)) {
-            Err(Different) => return Err(Refusal::malformed("sec-websocket-version must be given once")),
+            Err(ConflictingValues) => {
+                return Err(HttpRefusal::malformed("sec-websocket-version must be given once"));
+            }
             Ok(Some(b"13")) => {}
             Ok(_) => {
-                return Err(Refusal::new(Kind::UpgradeRequired, "sec-websocket-version must be 13"));
+                return Err(HttpRefusal::new(
+                    RefusalKind::UpgradeRequired,
+                    "sec-websocket-version must be 13",
+                ));
             }
         }
         let key = one(self.all("sec-websocket-key"))
-            .map_err(|Different| Refusal::malformed("sec-websocket-key must be given once"))?
+            .map_err(|ConflictingValues| HttpRefusal::malformed("sec-websocket-key must be given once"))?
             .filter(|key| is_key(key))
-            .ok_or_else(|| Refusal::malformed("sec-websocket-key must be 16 bytes in base64"))?;
+            .ok_or_else(|| HttpRefusal::malformed("sec-websocket-key must be 16 bytes in base64"))?;
         let mut offered =
             self.all("sec-websocket-protocol").flat_map(|value| value.split(|byte| *byte == b','));
         let subprotocol = offered.any(|own| own.trim_ascii() == SUBPROTOCOL.as_bytes());
-        Ok(Accept { key: accept_of(key), subprotocol })
+        Ok(UpgradeResponse { key: accept_of(key), subprotocol })
     }
 
-    /// From the first to the last.
+    /// Addresses in `x-forwarded-for`, first to last.
     pub(super) fn forwarded_for(&self) -> impl DoubleEndedIterator<Item = &'a [u8]> {
         self.all("x-forwarded-for").collect::<Vec<_>>().into_iter()
     }
 
-    /// Checks the credential, and takes a place of the node and a seat of the tenant.
-    pub fn decide(&self, gate: Gate<'_>) -> Decision {
+    /// Checks the credential, and takes a connection permit of the node and a quota slot of the tenant.
+    pub fn decide(&self, gate: AdmissionContext<'_>) -> AdmissionDecision {
         let place = match gate.files.take_socket() {
             Ok(place) => place,
             Err(full) => {
-                full.refused();
-                return Decision::Refuse(Refusal::full());
+                full.count_refusal();
+                return AdmissionDecision::Refuse(HttpRefusal::full());
             }
         };
         let authorization: Vec<&[u8]> = self.all("authorization").collect();
@@ -232,10 +240,12 @@ impl<'a> Head<'a> {
         let parameters = Parameters::read(self.query);
         let (principal, parameters) = match (gate.auth.authenticate(&credentials), parameters) {
             (Err(_), Some(Parameters { errors_in_socket: true, format, .. })) => {
-                return Decision::OpenRefused { format, refused: Refused::Credential };
+                return AdmissionDecision::OpenRefused { format, refused: SocketRefusal::Credential };
             }
-            (Err(_), _) => return Decision::Refuse(Refusal::unauthorized()),
-            (Ok(_), None) => return Decision::Refuse(Refusal::malformed("format must be json or msgpack")),
+            (Err(_), _) => return AdmissionDecision::Refuse(HttpRefusal::unauthorized()),
+            (Ok(_), None) => {
+                return AdmissionDecision::Refuse(HttpRefusal::malformed("format must be json or msgpack"));
+            }
             (Ok(principal), Some(parameters)) => (Arc::new(principal), parameters),
         };
         let Parameters { format, echo, heartbeat_pings, errors_in_socket, client_id, resume } = parameters;
@@ -246,35 +256,44 @@ impl<'a> Head<'a> {
                 Ok(client_id) => Some(client_id),
                 Err(error) => {
                     Limit::ClientIdBytes.hit_if(error.is_too_long());
-                    return Decision::Refuse(Refusal::malformed(format!("clientId {error}")));
+                    return AdmissionDecision::Refuse(HttpRefusal::malformed(format!("clientId {error}")));
                 }
             },
         };
-        // What cannot be taken up, for whatever reason, is a fresh connection.
-        let former = gate
-            .identities
+        // If the session cannot be resumed, for whatever reason, the connection is a fresh one.
+        let resumable = gate
+            .session_registry
             .zip(resume)
-            .and_then(|(identities, key)| identities.look(&key, &principal, client_id.as_ref()));
-        let replaces = former.as_ref().is_some_and(|former| former.is_open);
-        let seat = if replaces {
+            .and_then(|(identities, key)| identities.find_resumable(&key, &principal, client_id.as_ref()));
+        let replaces = resumable.as_ref().is_some_and(|resumable| resumable.is_open);
+        let quota_slot = if replaces {
             Some(gate.connections.admit_successor(&principal.account))
         } else {
             gate.connections.admit(&principal.account)
         };
-        let Some(seat) = seat else {
+        let Some(quota_slot) = quota_slot else {
             metrics::counter!("fanfare_connection_limit_refusals_total").increment(1);
             if errors_in_socket {
-                return Decision::OpenRefused { format, refused: Refused::ConnectionLimit };
+                return AdmissionDecision::OpenRefused { format, refused: SocketRefusal::ConnectionLimit };
             }
-            return Decision::Refuse(Refusal::connection_limit());
+            return AdmissionDecision::Refuse(HttpRefusal::connection_limit());
         };
-        let transport = Transport::WebSocket;
-        let opening =
-            Opening { principal, client_id, format, echo, heartbeat_pings, seat, place, transport, former };
-        Decision::Open(opening)
+        let transport = ClientTransport::WebSocket;
+        let opening = AdmittedConnection {
+            principal,
+            client_id,
+            format,
+            echo,
+            heartbeat_pings,
+            quota_slot,
+            socket_permit: place,
+            transport,
+            resumable,
+        };
+        AdmissionDecision::Open(opening)
     }
 
-    /// Whether a header that is a list holds the word.
+    /// True if a list header contains the word.
     fn lists(&self, name: &str, word: &[u8]) -> bool {
         let mut words = self.all(name).flat_map(|value| value.split(|byte| *byte == b','));
         words.any(|own| own.trim_ascii().eq_ignore_ascii_case(word))
@@ -286,13 +305,13 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Values of which one was to be given.
-struct Different;
+/// Different values where one is expected.
+struct ConflictingValues;
 
-/// The value that all of them are.
-fn one<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Result<Option<&'a [u8]>, Different> {
+/// The value, if all of them are equal.
+fn one<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Result<Option<&'a [u8]>, ConflictingValues> {
     let first = values.next();
-    if values.all(|other| Some(other) == first) { Ok(first) } else { Err(Different) }
+    if values.all(|other| Some(other) == first) { Ok(first) } else { Err(ConflictingValues) }
 }
 
 fn is_key(text: &[u8]) -> bool {
@@ -306,7 +325,7 @@ fn accept_of(key: &[u8]) -> String {
     STANDARD.encode(hash.finalize())
 }
 
-/// What the query says beside the credential; of repeated parameters the first counts.
+/// Query parameters beside the credential; of repeated ones the first counts.
 struct Parameters {
     format: Format,
     echo: bool,
@@ -339,8 +358,8 @@ impl Parameters {
     }
 }
 
-/// The bytes of the answer that opens a socket.
-pub(super) fn switching_protocols(accept: &Accept) -> Vec<u8> {
+/// Bytes of the 101 answer.
+pub(super) fn switching_protocols(accept: &UpgradeResponse) -> Vec<u8> {
     let mut head = "HTTP/1.1 101 Switching Protocols\r\n".to_owned();
     for (name, value) in accept.headers().chain(cors::EVERY) {
         head.extend([name, ": ", value, "\r\n"]);
@@ -349,13 +368,13 @@ pub(super) fn switching_protocols(accept: &Accept) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// As the `date` of an answer has it.
+/// Value of a `date` header.
 pub fn date(epoch_ms: u64) -> String {
     httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(epoch_ms.min(LAST_DATE_MS)))
 }
 
-/// The bytes of an answer that refuses, after which the connection is closed.
-pub fn refusal_bytes(refusal: &Refusal, date: String) -> Vec<u8> {
+/// Bytes of a refusing answer, after which the connection is closed.
+pub fn refusal_bytes(refusal: &HttpRefusal, date: String) -> Vec<u8> {
     let status = refusal.kind.status();
     let reason =
         StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or_default();

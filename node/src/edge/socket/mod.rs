@@ -1,15 +1,15 @@
 //! The realtime socket: shards that own their connections, one thread each.
 
+mod account_query;
 mod backlog;
 mod connection;
 mod handshake;
-mod identities;
 mod occupancy;
-mod occupation;
+mod occupancy_events;
 mod reader;
 mod ring;
+mod session_registry;
 mod shard;
-mod survey;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -25,57 +25,63 @@ use tokio::sync::{mpsc, oneshot};
 use crate::accounts::TenantConnections;
 use crate::auth::Authenticator;
 use crate::edge::files::ClientFiles;
-use crate::edge::link::Link;
+use crate::edge::link::ClientLink;
 use crate::edge::proxies::Proxies;
-use crate::hub::{Delivery, DeliveryTarget, Hub, Inbox, Mark, PresenceDelivery};
+use crate::hub::{ChannelPosition, DeliveryTarget, Hub, Inbox, MessageDelivery, PresenceDelivery};
 use crate::model::{AccountId, AttachedCount, ChannelKey, ClientId, Clock, Limits};
 use crate::publish::Publisher;
 use crate::session::PublishResult;
 use crate::tasks::{OnStop, Tasks};
 
-pub use backlog::{Backlog, BacklogReader, Found};
-pub use connection::Permit;
-pub use handshake::{Decision, Gate, Head, Opening, PATH, Refused, Transport, date, refusal_bytes};
-pub use identities::{Former, Identities, Runs};
-pub use occupancy::{Occupied, occupancy};
-use occupancy::{Told, Watches};
-pub use occupation::Occupations;
-use shard::Attaching;
+use account_query::AccountQuestion;
+pub use account_query::{
+    AccountQuery, ChannelOrder, ChannelSortKey, ChannelsPage, ConnectionSortKey, ConnectionsPage,
+};
+pub use backlog::{Backlog, BacklogReader, BacklogResponse};
+pub use connection::ConnectionPermit;
+pub use handshake::{
+    AdmissionContext, AdmissionDecision, AdmittedConnection, ClientTransport, PATH, RequestHead,
+    SocketRefusal, date, refusal_bytes,
+};
+pub use occupancy::{CountedOccupancy, occupancy};
+use occupancy::{OccupancyNotice, WatchedChannels};
+pub use occupancy_events::OccupancyNotifier;
+pub use session_registry::{IncarnationLookup, ResumableSession, SessionRegistry};
+use shard::PendingAttach;
 pub use shard::Shard;
-use survey::Question;
-pub use survey::{ChannelOrder, ChannelPlace, ChannelsPage, ConnectionPlace, ConnectionsPage, Survey};
 
-/// What waits for a shard before publishers are held back, in bytes.
+/// Bytes in a shard's inbox above which publishers wait.
 const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
 
-/// What other threads have for a shard.
+/// Input of a shard from other threads.
 pub enum Input {
-    /// A fresh connection; nothing of it has been read.
-    Accept(Link<std::net::TcpStream>, Permit),
-    /// An upgrade that came through the HTTP side, answered with 101; `read` came after the head.
+    /// Fresh connection, of which nothing has been read.
+    Accept(ClientLink<std::net::TcpStream>, ConnectionPermit),
+    /// Upgrade that came through the HTTP side, already answered with 101; `read` are the bytes after the head.
     Adopt {
-        link: Link<std::net::TcpStream>,
-        permit: Permit,
+        link: ClientLink<std::net::TcpStream>,
+        permit: ConnectionPermit,
         read: Vec<u8>,
-        opening: Box<Opening>,
+        opening: Box<AdmittedConnection>,
     },
-    /// The same for one that is to be refused within the socket.
+    /// Upgrade that came through the HTTP side and is refused within the socket.
     AdoptRefused {
-        link: Link<std::net::TcpStream>,
-        permit: Permit,
+        link: ClientLink<std::net::TcpStream>,
+        permit: ConnectionPermit,
         format: Format,
-        refused: Refused,
+        refused: SocketRefusal,
     },
-    Deliver(Arc<Delivery>),
+    Deliver(Arc<MessageDelivery>),
     DeliverPresence(Arc<PresenceDelivery>),
-    /// Messages of the channel of this number are missing before the mark: its subscribers are told.
-    Lose(u64, Box<Mark>),
-    /// Other nodes forward the channel, or have had their time.
-    Joined {
+    /// Continuity loss: messages of the channel with this number are missing before this position. The shard tells the channel's
+    /// subscribers.
+    ContinuityLost(u64, Box<ChannelPosition>),
+    /// End of an attach barrier: the peers forward the channel, or their time is over.
+    AttachReady {
         slot: u32,
         generation: u32,
         key: ChannelKey,
-        attaching: Box<Attaching>,
+        attaching: Box<PendingAttach>,
     },
     Answered {
         slot: u32,
@@ -83,86 +89,87 @@ pub enum Input {
         ticket: u64,
         result: PublishResult,
     },
-    /// What a connection has asked of the store.
-    Found {
+    /// Answer to a backlog query of a connection.
+    BacklogResponse {
         slot: u32,
         generation: u32,
         ticket: u64,
-        found: Box<Found>,
+        response: Box<BacklogResponse>,
     },
-    /// Another socket has taken up the connection of this one, which ends.
-    TakenUp {
+    /// Session takeover: another socket has taken the session of this connection, which ends.
+    TakenOver {
         slot: u32,
         generation: u32,
     },
-    /// What this one has taken up had no socket on the node that it was on before.
-    NotOpen {
+    /// Report about a session that this connection has taken over: its previous location had no open socket.
+    TakeoverMiss {
         slot: u32,
         generation: u32,
     },
-    /// Answered once every connection of the shard was seen, a few in each turn.
-    Survey(Box<Survey>),
-    /// How many are at a channel, for the clients that watch it.
-    TellOccupancy(Arc<Told>),
-    /// How many connections are attached to each of these channels.
+    /// Query over all connections of the shard, a slice in each turn; answered at the end.
+    AccountQuery(Box<AccountQuery>),
+    /// Occupancy of a channel, for the clients that watch it.
+    SendOccupancy(Arc<OccupancyNotice>),
+    /// Request for the number of connections attached to each of these channels.
     CountAttached {
         keys: Arc<[ChannelKey]>,
         reply: oneshot::Sender<Vec<AttachedCount>>,
     },
-    /// Ask so many connections to come back elsewhere, evenly over a time; none: all, and at once whoever comes from now on.
-    AskToLeave {
+    /// Rebalancing: ask `count` connections to reconnect elsewhere, spread evenly over `within`. None: all of them, and each new connection
+    /// at once.
+    AskToReconnect {
         count: Option<usize>,
         within: Duration,
     },
-    /// The end of the thread. Clients get `within` at most to go.
+    /// End of the shard: clients are asked to reconnect elsewhere, and the thread ends when they have gone, at the latest after `within`.
     Stop {
         within: Duration,
     },
 }
 
-/// A connection that is not a socket upgrade, with what was read of it.
+/// A connection that is no socket upgrade, with the bytes that were read from it.
 pub struct HttpConnection {
-    pub link: Link<std::net::TcpStream>,
-    pub permit: Permit,
+    pub link: ClientLink<std::net::TcpStream>,
+    pub permit: ConnectionPermit,
     pub read: Vec<u8>,
 }
 
-/// What every shard of a node works with.
+/// Services that all shards of a node share.
 #[derive(Clone)]
-pub struct Services {
+pub struct ShardServices {
     pub hub: Arc<Hub>,
     pub publisher: Publisher,
     pub auth: Arc<Authenticator>,
     pub connections: Arc<TenantConnections>,
-    pub identities: Arc<Identities>,
+    pub session_registry: Arc<SessionRegistry>,
     pub backlog: Backlog,
     pub limits: Limits,
     pub files: Arc<ClientFiles>,
     pub proxies: Arc<Proxies>,
     pub clock: Clock,
     pub node_id: Arc<str>,
-    /// Connections for the HTTP side. Bounded: when it is full the connection is closed.
+    /// Queue of connections for the HTTP side. If it is full the connection is closed.
     pub http: mpsc::Sender<HttpConnection>,
 }
 
-impl Services {
-    fn gate(&self, address: Option<IpAddr>) -> Gate<'_> {
-        let Self { auth, connections, identities, limits, files, .. } = self;
-        Gate { auth, connections, identities: Some(identities), limits, files, address }
+impl ShardServices {
+    fn gate(&self, address: Option<IpAddr>) -> AdmissionContext<'_> {
+        let Self { auth, connections, session_registry: identities, limits, files, .. } = self;
+        AdmissionContext { auth, connections, session_registry: Some(identities), limits, files, address }
     }
 }
 
-/// The way to a shard from other threads.
+/// Handle of a shard for other threads.
 pub struct ShardHandle {
     inbox: Inbox<Input>,
-    /// Those that are open.
+    /// Number of open connections.
     connections: AtomicUsize,
-    /// Those whose socket is full, and what waits for them, as they were when the shard last looked.
+    /// Number of connections with a full socket, and the bytes in their outboxes, at the shard's last scan.
     blocked: AtomicUsize,
     outbox_bytes: AtomicUsize,
-    /// Of all shards.
-    watches: Arc<Watches>,
-    occupations: Arc<Occupations>,
+    /// Watched channels of all shards.
+    watches: Arc<WatchedChannels>,
+    occupancy_notifier: Arc<OccupancyNotifier>,
 }
 
 impl ShardHandle {
@@ -171,21 +178,21 @@ impl ShardHandle {
             Input::Deliver(delivery) => delivery.bytes(),
             Input::DeliverPresence(delivery) => delivery.bytes(),
             Input::Adopt { read, .. } => read.len() + 64,
-            Input::Found { found, .. } => found.bytes() + 64,
-            Input::TellOccupancy(told) => told.bytes() + 64,
+            Input::BacklogResponse { response: found, .. } => found.bytes() + 64,
+            Input::SendOccupancy(notice) => notice.bytes() + 64,
             _ => 64,
         };
         self.inbox.push(input, bytes);
     }
 
-    /// What waits came from peers, all of it.
+    /// True if the whole inbox came from peers.
     fn holds_forwarded_only(&self) -> bool {
         self.inbox.holds_only(|input| matches!(input, Input::Deliver(delivery) if delivery.is_forwarded()))
     }
 }
 
 impl DeliveryTarget for ShardHandle {
-    fn deliver(&self, delivery: Arc<Delivery>) {
+    fn deliver(&self, delivery: Arc<MessageDelivery>) {
         self.push(Input::Deliver(delivery));
     }
 
@@ -193,8 +200,8 @@ impl DeliveryTarget for ShardHandle {
         self.push(Input::DeliverPresence(delivery));
     }
 
-    fn lose(&self, channel: u64, mark: &Mark) {
-        self.push(Input::Lose(channel, Box::new(mark.clone())));
+    fn lose_continuity(&self, channel: u64, mark: &ChannelPosition) {
+        self.push(Input::ContinuityLost(channel, Box::new(mark.clone())));
     }
 
     fn congested(&self) -> bool {
@@ -202,20 +209,20 @@ impl DeliveryTarget for ShardHandle {
     }
 }
 
-/// All shards; new connections go to each in turn.
+/// All shards; new connections are spread round robin.
 pub struct Shards {
     handles: Vec<Arc<ShardHandle>>,
     next: AtomicUsize,
-    watches: Arc<Watches>,
-    occupations: Arc<Occupations>,
+    watches: Arc<WatchedChannels>,
+    occupancy_notifier: Arc<OccupancyNotifier>,
 }
 
 impl Shards {
-    /// Shards that are not running yet, with the polls that their threads will wait in.
+    /// Creates shards that do not run yet, and the polls for their threads.
     pub fn prepare(count: usize) -> std::io::Result<(Self, Vec<mio::Poll>)> {
         let mut handles = Vec::new();
         let mut polls = Vec::new();
-        let (watches, occupations) = (Arc::<Watches>::default(), Arc::<Occupations>::default());
+        let (watches, occupations) = (Arc::<WatchedChannels>::default(), Arc::<OccupancyNotifier>::default());
         for _ in 0..count {
             let poll = mio::Poll::new()?;
             let waker = Arc::new(mio::Waker::new(poll.registry(), shard::WAKE)?);
@@ -225,11 +232,11 @@ impl Shards {
                 blocked: AtomicUsize::new(0),
                 outbox_bytes: AtomicUsize::new(0),
                 watches: Arc::clone(&watches),
-                occupations: Arc::clone(&occupations),
+                occupancy_notifier: Arc::clone(&occupations),
             }));
             polls.push(poll);
         }
-        Ok((Self { handles, next: AtomicUsize::new(0), watches, occupations }, polls))
+        Ok((Self { handles, next: AtomicUsize::new(0), watches, occupancy_notifier: occupations }, polls))
     }
 
     pub fn targets(&self) -> Vec<Arc<dyn DeliveryTarget>> {
@@ -240,51 +247,51 @@ impl Shards {
         self.handles.clone()
     }
 
-    /// The channels that integrations are told of.
-    pub fn occupations(&self) -> &Arc<Occupations> {
-        &self.occupations
+    /// Notifier of integrations about occupancy.
+    pub fn occupancy_notifier(&self) -> &Arc<OccupancyNotifier> {
+        &self.occupancy_notifier
     }
 
     pub fn handle(&self, index: usize) -> Arc<ShardHandle> {
         Arc::clone(&self.handles[index])
     }
 
-    /// Gives the input to the shard whose turn it is.
+    /// Sends the input to the next shard, round robin.
     pub fn push_next(&self, input: Input) {
         let turn = self.next.fetch_add(1, Ordering::Relaxed);
         self.handles[turn % self.handles.len()].push(input);
     }
 
-    /// The first connections of the account after a place; `None` when a shard is stopping.
+    /// One page of the account's connections; `None` when a shard is stopping.
     pub async fn connections(&self, account: &AccountId, page: ConnectionsPage) -> Option<ConnectionsPage> {
-        let asked = self.ask(account, |reply| Question::Connections { page: page.clone(), reply });
-        let mut merged = page;
+        let asked = self.ask(account, |reply| AccountQuestion::Connections { page: page.clone(), reply });
+        let mut combined = page;
         for answer in asked {
-            merged.merge(answer.await.ok()?);
+            combined.merge(answer.await.ok()?);
         }
-        Some(merged)
+        Some(combined)
     }
 
-    /// The first channels of the account after a place; `None` when a shard is stopping.
+    /// One page of the account's channels; `None` when a shard is stopping.
     pub async fn channels(&self, account: &AccountId, page: ChannelsPage) -> Option<ChannelsPage> {
-        let asked = self.ask(account, |reply| Question::Channels { page: page.clone(), reply });
-        let mut merged = page;
+        let asked = self.ask(account, |reply| AccountQuestion::Channels { page: page.clone(), reply });
+        let mut combined = page;
         for answer in asked {
-            merged.merge(answer.await.ok()?);
+            combined.merge(answer.await.ok()?);
         }
-        Some(merged)
+        Some(combined)
     }
 
-    /// Begins to count channels for the clients that watch them, and for integrations. To be called when the shards run.
-    pub fn begin_to_count(self: &Arc<Self>, services: &Services, tasks: &Tasks) {
+    /// Starts to count channels, for clients that watch them and for integrations. Must be called when the shards run.
+    pub fn begin_to_count(self: &Arc<Self>, services: &ShardServices, tasks: &Tasks) {
         let (hub, publisher) = (Arc::clone(&services.hub), services.publisher.clone());
-        let telling = Arc::clone(&self.occupations).run(Arc::clone(self), publisher.clone());
-        tasks.spawn("occupations", OnStop::Cancel, telling);
+        let notifying = Arc::clone(&self.occupancy_notifier).run(Arc::clone(self), publisher.clone());
+        tasks.spawn("occupations", OnStop::Cancel, notifying);
         let watching = Arc::clone(&self.watches).run(Arc::clone(self), hub, publisher);
         tasks.spawn("occupancy", OnStop::Cancel, watching);
     }
 
-    /// How many connections are attached to each of these channels; `None` when a shard is stopping.
+    /// Number of connections attached to each of these channels; `None` when a shard is stopping.
     pub async fn attached(&self, keys: Arc<[ChannelKey]>) -> Option<Vec<AttachedCount>> {
         let ask_one = |handle: &Arc<ShardHandle>| {
             let (reply, answer) = oneshot::channel();
@@ -296,13 +303,13 @@ impl Shards {
         for answer in asked {
             all.iter_mut().zip(answer.await.ok()?).for_each(|(sum, count)| *sum += count);
         }
-        self.occupations.mark(&keys, &mut all);
+        self.occupancy_notifier.annotate_reported(&keys, &mut all);
         Some(all)
     }
 
-    /// Ends every connection of the account under this client id; how many, or `None` when a shard is stopping.
+    /// Closes every connection of the account with this client id. Returns their number, or `None` when a shard is stopping.
     pub async fn close_client(&self, account: &AccountId, client_id: &ClientId) -> Option<u64> {
-        let close = |reply| Question::CloseClient { client_id: client_id.clone(), closed: 0, reply };
+        let close = |reply| AccountQuestion::CloseClient { client_id: client_id.clone(), closed: 0, reply };
         let mut closed = 0;
         for answer in self.ask(account, close) {
             closed += answer.await.ok()?;
@@ -313,24 +320,24 @@ impl Shards {
     fn ask<A>(
         &self,
         account: &AccountId,
-        question: impl Fn(oneshot::Sender<A>) -> Question,
+        question: impl Fn(oneshot::Sender<A>) -> AccountQuestion,
     ) -> Vec<oneshot::Receiver<A>> {
         let ask_one = |handle: &Arc<ShardHandle>| {
             let (reply, answer) = oneshot::channel();
-            let survey = Survey { account: account.clone(), question: question(reply) };
-            handle.push(Input::Survey(Box::new(survey)));
+            let query = AccountQuery { account: account.clone(), question: question(reply) };
+            handle.push(Input::AccountQuery(Box::new(query)));
             answer
         };
         self.handles.iter().map(ask_one).collect()
     }
 
-    /// How many connections are open.
+    /// Number of open connections.
     pub fn connection_count(&self) -> usize {
         self.handles.iter().map(|handle| handle.connections.load(Ordering::Relaxed)).sum()
     }
 
-    /// Sets the gauges of what waits for shards, and in them.
-    pub fn tell_waiting(&self) {
+    /// Sets the gauges of inboxes and outboxes.
+    pub fn set_gauges(&self) {
         let mut blocked = 0;
         for (index, handle) in self.handles.iter().enumerate() {
             let outbox_bytes = handle.outbox_bytes.load(Ordering::Relaxed);
@@ -343,28 +350,28 @@ impl Shards {
         metrics::gauge!("fanfare_blocked_connections").set(blocked as f64);
     }
 
-    /// Asks all connections to come back elsewhere, over at most `within`, and at once whoever comes from now on.
-    pub fn ask_all_to_leave(&self, within: Duration) {
+    /// Asks all connections to reconnect elsewhere, spread over at most `within`, and each new connection at once.
+    pub fn ask_all_to_reconnect(&self, within: Duration) {
         for handle in &self.handles {
-            handle.push(Input::AskToLeave { count: None, within });
+            handle.push(Input::AskToReconnect { count: None, within });
         }
     }
 
-    /// Asks so many connections to come back elsewhere, over at most `within`. A further call takes the place of this one.
-    pub fn ask_to_leave(&self, count: usize, within: Duration) {
+    /// Asks `count` connections to reconnect elsewhere, spread over at most `within`. A further call replaces this one.
+    pub fn ask_to_reconnect(&self, count: usize, within: Duration) {
         let mut left = count;
         let mut open = self.connection_count();
         for handle in &self.handles {
             let own = handle.connections.load(Ordering::Relaxed);
-            // Of each shard the same part; what is left over is of the last ones.
+            // The same proportion of each shard; the last shards take the remainder.
             let count = if left >= open { left } else { (left * own).div_ceil(open.max(1)).min(left) };
-            handle.push(Input::AskToLeave { count: Some(count), within });
+            handle.push(Input::AskToReconnect { count: Some(count), within });
             left = left.saturating_sub(count.min(own));
             open = open.saturating_sub(own);
         }
     }
 
-    /// Tells clients to leave, and ends the shards when they have, or at the latest after `within`.
+    /// Asks clients to leave, and ends the shards when they have left, at the latest after `within`.
     pub fn stop(&self, within: Duration) {
         for handle in &self.handles {
             handle.push(Input::Stop { within });

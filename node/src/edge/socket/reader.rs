@@ -1,4 +1,4 @@
-//! WebSocket frames from a client: strict, bounded, and fed with whatever the socket gave.
+//! WebSocket frames of a client: parsed strictly, with bounds, from reads of any size.
 
 #[cfg(test)]
 mod tests;
@@ -11,68 +11,70 @@ use fastwebsockets::{OpCode, unmask};
 use crate::model::Limits;
 use crate::telemetry::Limit;
 
-/// What a client sent. Control frames may stand between the fragments of a message.
+/// A message or control frame of a client. Control frames may come between the fragments of a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Incoming<'a> {
+pub(super) enum IncomingFrame<'a> {
     Message {
         text: bool,
         payload: &'a [u8],
     },
     Ping(&'a [u8]),
     Pong,
-    /// With its code, if it has one.
+    /// Close frame with its code, if it has one.
     Close(Option<u16>),
 }
 
-/// Why the connection must end, with its close code.
+/// The reason why the connection must end, with its close code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Broken {
+pub(super) struct FrameViolation {
     pub(super) code: u16,
     pub(super) reason: &'static str,
 }
 
-const fn protocol(reason: &'static str) -> Broken {
-    Broken { code: close::PROTOCOL, reason }
+const fn protocol(reason: &'static str) -> FrameViolation {
+    FrameViolation { code: close::PROTOCOL, reason }
 }
 
-const TOO_BIG: Broken = Broken { code: close::TOO_BIG, reason: "the message is over the limit" };
-const BAD_UTF8: Broken = Broken { code: close::BAD_UTF8, reason: "text is not valid UTF-8" };
-const BAD_REASON: Broken = Broken { code: close::BAD_UTF8, reason: "the reason of a close is not UTF-8" };
+const TOO_BIG: FrameViolation =
+    FrameViolation { code: close::TOO_BIG, reason: "the message is over the limit" };
+const BAD_UTF8: FrameViolation = FrameViolation { code: close::BAD_UTF8, reason: "text is not valid UTF-8" };
+const BAD_REASON: FrameViolation =
+    FrameViolation { code: close::BAD_UTF8, reason: "the reason of a close is not UTF-8" };
 
-/// The reading half of one connection. Keeps nothing while no message is begun.
+/// Parser of one connection's frames. Holds no memory while no message has begun.
 #[derive(Debug, Default)]
-pub(super) struct Reader {
-    /// Bytes that are not yet taken: the beginning of a head or of a control frame, or what followed when the sink had enough.
+pub(super) struct FrameReader {
+    /// Unparsed bytes: the start of a header or control frame, or bytes that followed when the sink stopped.
     kept: Vec<u8>,
-    unfinished: Option<Box<Unfinished>>,
+    unfinished: Option<Box<PartialMessage>>,
     begun_ms: u64,
-    /// The sink had enough, so what is kept may hold whole frames.
+    /// True if the sink stopped, so that `kept` may hold complete frames.
     stopped: bool,
 }
 
-/// A message that is not whole yet.
+/// An incomplete message.
 #[derive(Debug)]
-struct Unfinished {
+struct PartialMessage {
     text: bool,
-    /// The bytes of it that have come, unmasked.
+    /// Payload so far, unmasked.
     payload: Vec<u8>,
-    /// So much of the payload of a text is UTF-8. At most the beginning of one character stands behind it.
+    /// Length of the payload that was checked as UTF-8. At most the start of one character follows.
     checked: usize,
     fragments: usize,
-    /// The frame whose payload is not whole yet.
-    frame: Option<Rest>,
+    /// The frame whose payload is incomplete.
+    frame: Option<PartialFrame>,
 }
 
-/// The rest of a data frame that has not come yet.
+/// The part of a data frame that has not arrived yet.
 #[derive(Debug, Clone, Copy)]
-struct Rest {
+struct PartialFrame {
     fin: bool,
     bytes: usize,
-    /// Turned, so that its first byte is that of the next byte.
+    /// Mask, rotated so that its first byte applies to the next byte.
     mask: [u8; 4],
 }
 
-struct Head {
+struct FrameHeader {
     fin: bool,
     opcode: OpCode,
     mask: [u8; 4],
@@ -80,36 +82,36 @@ struct Head {
     payload_bytes: usize,
 }
 
-impl Reader {
-    /// Since when a message is begun and not finished.
+impl FrameReader {
+    /// Time since which a message is incomplete.
     pub(super) fn begun_ms(&self) -> Option<u64> {
         (!self.kept.is_empty() || self.unfinished.is_some()).then_some(self.begun_ms)
     }
 
-    /// The time of a message that is begun counts from here.
-    pub(super) fn begin_anew(&mut self, now_ms: u64) {
+    /// Restarts the timer of an incomplete message.
+    pub(super) fn restart_message_timer(&mut self, now_ms: u64) {
         self.begun_ms = now_ms;
     }
 
-    /// The sink broke, and what is left was not looked at: to be fed nothing before more is read.
+    /// True if the sink stopped and bytes are unparsed: the reader must be fed nothing before more is read.
     pub(super) fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Takes `bytes` and gives each whole message or control frame to `sink`, until it breaks.
-    /// What is left is kept; feeding nothing goes on with it.
+    /// Parses `bytes` and passes each complete message or control frame to `sink`, until the sink stops. Unparsed bytes are kept; feeding
+    /// nothing continues with them.
     pub(super) fn feed(
         &mut self,
         bytes: &mut [u8],
         limits: &Limits,
         now_ms: u64,
-        mut sink: impl FnMut(Incoming<'_>) -> ControlFlow<()>,
-    ) -> Result<(), Broken> {
+        mut sink: impl FnMut(IncomingFrame<'_>) -> ControlFlow<()>,
+    ) -> Result<(), FrameViolation> {
         let (idle, no_message) = (self.begun_ms().is_none(), self.unfinished.is_none());
         let (mut given, mut finished, mut stopped) = (false, false, false);
-        let mut sink = |incoming: Incoming<'_>| {
+        let mut sink = |incoming: IncomingFrame<'_>| {
             given = true;
-            finished |= matches!(incoming, Incoming::Message { .. });
+            finished |= matches!(incoming, IncomingFrame::Message { .. });
             let flow = sink(incoming);
             stopped = flow.is_break();
             flow
@@ -139,13 +141,13 @@ impl Reader {
         result.map(drop)
     }
 
-    /// Returns how many bytes are done with.
+    /// Parses frames. Returns the number of bytes that are done with.
     fn frames(
         &mut self,
         bytes: &mut [u8],
         limits: &Limits,
-        sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
-    ) -> Result<usize, Broken> {
+        sink: &mut impl FnMut(IncomingFrame<'_>) -> ControlFlow<()>,
+    ) -> Result<usize, FrameViolation> {
         let mut taken = 0;
         loop {
             if let Some(unfinished) = &mut self.unfinished
@@ -180,19 +182,19 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Whether its payload can be given as it is, once it is there.
-    fn stands_alone(&self, head: &Head) -> bool {
+    /// True if the frame's payload can be passed on as it is, once complete.
+    fn stands_alone(&self, head: &FrameHeader) -> bool {
         is_control(head.opcode)
             || head.fin && head.opcode != OpCode::Continuation && self.unfinished.is_none()
     }
 
-    /// Begins a data frame, whose payload is taken as it comes.
-    fn begin(&mut self, head: &Head, limits: &Limits) -> Result<(), Broken> {
+    /// Begins a data frame, whose payload is taken as it arrives.
+    fn begin(&mut self, head: &FrameHeader, limits: &Limits) -> Result<(), FrameViolation> {
         let unfinished = match (head.opcode, &mut self.unfinished) {
             (OpCode::Continuation, None) => return Err(protocol("a continuation of nothing")),
             (OpCode::Continuation, Some(unfinished)) => unfinished,
             (_, Some(_)) => return Err(protocol("a message began within another")),
-            (opcode, none) => none.insert(Box::new(Unfinished {
+            (opcode, none) => none.insert(Box::new(PartialMessage {
                 text: opcode == OpCode::Text,
                 payload: Vec::new(),
                 checked: 0,
@@ -209,32 +211,31 @@ impl Reader {
             Limit::SocketMessageBytes.hit();
             return Err(TOO_BIG);
         }
-        unfinished.frame = Some(Rest { fin: head.fin, bytes: head.payload_bytes, mask: head.mask });
+        unfinished.frame = Some(PartialFrame { fin: head.fin, bytes: head.payload_bytes, mask: head.mask });
         Ok(())
     }
 
-    /// Gives the message if the frame that is whole now was its last.
+    /// Passes the message on if the frame that is complete now was its last.
     fn finish(
         &mut self,
         fin: bool,
-        sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
+        sink: &mut impl FnMut(IncomingFrame<'_>) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         match self.unfinished.take_if(|_| fin) {
-            Some(done) => sink(Incoming::Message { text: done.text, payload: &done.payload }),
+            Some(done) => sink(IncomingFrame::Message { text: done.text, payload: &done.payload }),
             None => ControlFlow::Continue(()),
         }
     }
 }
 
-impl Unfinished {
-    /// Takes the next bytes of the frame. Text that is no UTF-8 fails with the byte that makes it so, and not at the end of the
-    /// message.
-    fn take(&mut self, rest: Rest, bytes: &mut [u8]) -> Result<(), Broken> {
-        let Rest { fin, bytes: left, mut mask } = rest;
+impl PartialMessage {
+    /// Takes the next bytes of the frame. Invalid UTF-8 fails at the offending byte, not at the end of the message.
+    fn take(&mut self, rest: PartialFrame, bytes: &mut [u8]) -> Result<(), FrameViolation> {
+        let PartialFrame { fin, bytes: left, mut mask } = rest;
         unmask(bytes, mask);
         mask.rotate_left(bytes.len() % 4);
         self.payload.extend_from_slice(bytes);
-        let rest = Rest { fin, bytes: left - bytes.len(), mask };
+        let rest = PartialFrame { fin, bytes: left - bytes.len(), mask };
         self.frame = (rest.bytes > 0).then_some(rest);
         if !self.text {
             return Ok(());
@@ -248,17 +249,17 @@ impl Unfinished {
     }
 }
 
-/// Gives a frame that is a control frame or a message of its own.
+/// Passes on a control frame, or a message of a single frame.
 fn whole(
-    head: &Head,
+    head: &FrameHeader,
     payload: &[u8],
-    sink: &mut impl FnMut(Incoming<'_>) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>, Broken> {
+    sink: &mut impl FnMut(IncomingFrame<'_>) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, FrameViolation> {
     Ok(match head.opcode {
-        OpCode::Ping => sink(Incoming::Ping(payload)),
-        OpCode::Pong => sink(Incoming::Pong),
-        OpCode::Close => sink(Incoming::Close(close_code(payload)?)),
-        opcode => sink(Incoming::Message { text: opcode == OpCode::Text, payload }),
+        OpCode::Ping => sink(IncomingFrame::Ping(payload)),
+        OpCode::Pong => sink(IncomingFrame::Pong),
+        OpCode::Close => sink(IncomingFrame::Close(close_code(payload)?)),
+        opcode => sink(IncomingFrame::Message { text: opcode == OpCode::Text, payload }),
     })
 }
 
@@ -266,7 +267,7 @@ const fn is_control(opcode: OpCode) -> bool {
     matches!(opcode, OpCode::Close | OpCode::Ping | OpCode::Pong)
 }
 
-fn close_code(payload: &[u8]) -> Result<Option<u16>, Broken> {
+fn close_code(payload: &[u8]) -> Result<Option<u16>, FrameViolation> {
     let Some((code, reason)) = payload.split_first_chunk::<2>() else {
         return if payload.is_empty() { Ok(None) } else { Err(protocol("a close frame of one byte")) };
     };
@@ -277,8 +278,8 @@ fn close_code(payload: &[u8]) -> Result<Option<u16>, Broken> {
     std::str::from_utf8(reason).map(|_| Some(code)).map_err(|_| BAD_REASON)
 }
 
-/// None when more bytes are needed. Refuses before the payload is there.
-fn head(bytes: &[u8], limits: &Limits) -> Result<Option<Head>, Broken> {
+/// Parses a frame header. None when more bytes are needed. Violations are found before the payload arrives.
+fn head(bytes: &[u8], limits: &Limits) -> Result<Option<FrameHeader>, FrameViolation> {
     let [first, second, rest @ ..] = bytes else { return Ok(None) };
     if first & 0x70 != 0 {
         return Err(protocol("a reserved bit is set"));
@@ -317,5 +318,5 @@ fn head(bytes: &[u8], limits: &Limits) -> Result<Option<Head>, Broken> {
     }
     let Some(mask) = rest[length_bytes..].first_chunk::<4>() else { return Ok(None) };
     let payload_bytes = usize::try_from(payload_bytes).map_err(|_| TOO_BIG)?;
-    Ok(Some(Head { fin, opcode, mask: *mask, head_bytes: 2 + length_bytes + 4, payload_bytes }))
+    Ok(Some(FrameHeader { fin, opcode, mask: *mask, head_bytes: 2 + length_bytes + 4, payload_bytes }))
 }

@@ -1,37 +1,37 @@
-//! Writes to many sockets with one call of the kernel, where the system has that.
+//! Writes to many sockets with one system call, if the system can.
 
-#[cfg(not(target_os = "linux"))]
-mod elsewhere;
 #[cfg(target_os = "linux")]
 mod linux;
+#[cfg(not(target_os = "linux"))]
+mod unsupported;
 
 use std::os::fd::BorrowedFd;
 
-#[cfg(not(target_os = "linux"))]
-pub(super) use elsewhere::Ring;
 #[cfg(target_os = "linux")]
-pub(super) use linux::Ring;
+pub(super) use linux::IoUringWriter;
+#[cfg(not(target_os = "linux"))]
+pub(super) use unsupported::UnsupportedIoUring as IoUringWriter;
 
-use crate::hub::{Begun, Outbox};
+use crate::hub::{PriorWrite, SocketOutbox};
 
-/// One write to a socket, of what its outbox begins with.
+/// One write to a socket, of the start of its outbox.
 #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "nothing reads it where there is no ring"))]
-pub(super) struct Write<'a> {
-    /// Where its outcome belongs.
+pub(super) struct SocketWrite<'a> {
+    /// Index of the outcome.
     pub(super) at: usize,
     pub(super) socket: BorrowedFd<'a>,
-    pub(super) outbox: &'a Outbox,
+    pub(super) outbox: &'a SocketOutbox,
 }
 
-/// What is known of a write.
+/// Outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Written {
-    Known(Begun),
-    /// The kernel may have taken some, may take more yet, and nobody will be told.
+pub(super) enum SocketWriteResult {
+    Known(PriorWrite),
+    /// Unknown: the kernel may have written some bytes, may write more, and will not report that.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only a ring can fail so"))]
     Unknown,
 }
 
-impl Written {
-    pub(super) const NOTHING: Self = Self::Known(Begun::Nothing);
+impl SocketWriteResult {
+    pub(super) const NOTHING: Self = Self::Known(PriorWrite::Nothing);
 }

@@ -1,6 +1,6 @@
-//! One shard on its thread, with real sockets and a store that answers when it is told to.
+//! One shard on its thread, with real sockets and a store that answers when the test says so.
 
-mod everywhere;
+mod cluster_backfill;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -9,59 +9,59 @@ use std::time::Instant;
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use parking_lot::Mutex;
 
-use super::connection::{Connection, Open, Stage};
-use super::identities::Former;
+use super::connection::{ConnectionStage, OpenSocket, SocketConnection};
+use super::session_registry::ResumableSession;
 use super::*;
-use crate::accounts::{Account, Accounts, Seat};
+use crate::accounts::{Account, Accounts, QuotaSlot};
 use crate::auth::{ConnectionKeys, Credentials, Principal};
 use crate::hub::wire;
-use crate::model::{ConnectionId, Place, PresenceEvent, Published, Tenure};
-use crate::origin::history::{Done, FoundIds, IdScope};
-use crate::testing::{DirectoryText, FakeStore, NoTokens};
+use crate::model::{ConnectionId, PresenceEvent, PublishedMessages, SessionLocation, SessionOwnership};
+use crate::origin::history::{IdLookupCallback, IdScope, StoreCallback};
+use crate::testing::{DirectoryText, FakeStore, NoTokenStore};
 
 const CEILING: usize = 100;
 
 const UPGRADE: &str = "GET /realtime?key=secret-of-all.all HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\n\
      upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
 
-/// Keeps what it owes.
+/// Store that keeps its callbacks until the test runs them.
 #[derive(Default)]
-struct Store(Mutex<Vec<Done>>);
+struct DeferredStore(Mutex<Vec<StoreCallback>>);
 
-impl FakeStore for Store {
-    fn append(&self, _: Arc<Published>, _: Option<u32>, done: Done) {
+impl FakeStore for DeferredStore {
+    fn append(&self, _: Arc<PublishedMessages>, _: Option<u32>, done: StoreCallback) {
         self.0.lock().push(done);
     }
 
-    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: Done) {
+    fn append_presence(&self, _: Arc<PresenceEvent>, _: Option<u32>, done: StoreCallback) {
         self.0.lock().push(done);
     }
 
-    fn find_ids(&self, _: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, _: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
         found(Ok(vec![None; ids.len()]));
     }
 }
 
-fn identities_of(incarnation: u64, shards: &Shards, clock: &Clock, limits: &Limits) -> Identities {
+fn session_registry(incarnation: u64, shards: &Shards, clock: &Clock, limits: &Limits) -> SessionRegistry {
     let keys = ConnectionKeys::new(&[1; 32]);
-    Identities::new(keys, incarnation, vec![(2, 0)], shards.handles(), clock.clone(), limits)
+    SessionRegistry::new(keys, incarnation, vec![(2, 0)], shards.handles(), clock.clone(), limits)
 }
 
-pub(super) struct Node {
+pub(super) struct SocketTestNode {
     listener: TcpListener,
     shards: Arc<Shards>,
-    store: Arc<Store>,
+    store: Arc<DeferredStore>,
     open: Arc<AtomicUsize>,
     auth: Arc<Authenticator>,
     limits: Limits,
     hub: Arc<Hub>,
     connections: Arc<TenantConnections>,
-    identities: Arc<Identities>,
-    /// It reads nothing of what is asked.
+    session_registry: Arc<SessionRegistry>,
+    /// Reader that is never run, so that backlog queries stay unanswered.
     _reader: BacklogReader,
 }
 
-impl Node {
+impl SocketTestNode {
     fn start() -> Self {
         Self::run(Self::at_rest())
     }
@@ -73,36 +73,36 @@ impl Node {
         node
     }
 
-    /// With shards that do not run.
+    /// A node whose shards do not run.
     pub(super) fn at_rest() -> (Self, Vec<Shard>) {
         Self::within(Limits::default())
     }
 
-    /// The same, within these limits.
+    /// A node whose shards do not run, with these limits.
     fn within(limits: Limits) -> (Self, Vec<Shard>) {
         let limits = Limits { publishes_per_second: 0, ..limits };
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
-        let identities = Arc::new(identities_of(hub.incarnation(), &shards, &clock, &limits));
-        let store = Arc::new(Store::default());
+        let identities = Arc::new(session_registry(hub.incarnation(), &shards, &clock, &limits));
+        let store = Arc::new(DeferredStore::default());
         let ceiling = format!("connection_limit = {CEILING}");
         let directory = DirectoryText::default()
             .account_in("acme", &ceiling)
             .key("all", r#"{ "*" = ["subscribe", "publish"] }"#);
         let accounts = Accounts::from_text(directory.text()).unwrap();
         let auth =
-            Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokens, clock.clone(), &limits, true));
+            Arc::new(Authenticator::new(Arc::clone(&accounts), NoTokenStore, clock.clone(), &limits, true));
         let publisher = Publisher::new(&hub, &(Arc::clone(&store) as _), &limits, None);
         let (backlog, reader) = Backlog::new(&publisher, &accounts, &clock, &[], &limits);
         let connections = Arc::new(TenantConnections::default());
-        let services = Services {
+        let services = ShardServices {
             publisher,
             backlog,
             hub: Arc::clone(&hub),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
-            identities: Arc::clone(&identities),
+            session_registry: Arc::clone(&identities),
             limits: limits.clone(),
             files: Arc::new(ClientFiles::within(1 << 20, &limits)),
             proxies: Arc::default(),
@@ -123,14 +123,14 @@ impl Node {
             limits,
             hub,
             connections,
-            identities,
+            session_registry: identities,
             _reader: reader,
         };
         (node, ready)
     }
 
-    pub(super) fn permit(&self) -> Permit {
-        Permit::take(&self.open)
+    pub(super) fn permit(&self) -> ConnectionPermit {
+        ConnectionPermit::take(&self.open)
     }
 
     pub(super) fn pair(&self) -> (TcpStream, TcpStream) {
@@ -149,62 +149,77 @@ impl Node {
         client
     }
 
-    /// A client of which nothing has come yet.
+    /// A client that has received nothing yet.
     fn silent_client(&self) -> TcpStream {
         let (client, server) = self.pair();
-        self.shards.push_next(Input::Accept(Link::plain(server), Permit::take(&self.open)));
+        self.shards.push_next(Input::Accept(ClientLink::plain(server), ConnectionPermit::take(&self.open)));
         client
     }
 
     /// A client whose upgrade came through the HTTP side.
     fn adopted(&self, principal: &Arc<Principal>) -> TcpStream {
-        let seat = TenantConnections::default().admit(&Account::plain("acme")).unwrap();
-        self.adopted_from(principal, seat, None)
+        let quota_slot = TenantConnections::default().admit(&Account::plain("acme")).unwrap();
+        self.adopted_from(principal, quota_slot, None)
     }
 
-    fn adopted_from(&self, principal: &Arc<Principal>, seat: Seat, former: Option<Former>) -> TcpStream {
+    fn adopted_from(
+        &self,
+        principal: &Arc<Principal>,
+        quota_slot: QuotaSlot,
+        resumable: Option<ResumableSession>,
+    ) -> TcpStream {
         let (client, server) = self.pair();
-        let opening = Box::new(Self::opening(principal, seat, former));
-        let permit = Permit::take(&self.open);
-        self.shards.push_next(Input::Adopt { link: Link::plain(server), permit, read: Vec::new(), opening });
+        let opening = Box::new(Self::opening(principal, quota_slot, resumable));
+        let permit = ConnectionPermit::take(&self.open);
+        self.shards.push_next(Input::Adopt {
+            link: ClientLink::plain(server),
+            permit,
+            read: Vec::new(),
+            opening,
+        });
         client
     }
 
-    pub(super) fn opening(principal: &Arc<Principal>, seat: Seat, former: Option<Former>) -> Opening {
-        Opening {
+    pub(super) fn opening(
+        principal: &Arc<Principal>,
+        quota_slot: QuotaSlot,
+        resumable: Option<ResumableSession>,
+    ) -> AdmittedConnection {
+        AdmittedConnection {
             principal: Arc::clone(principal),
             client_id: None,
             format: Format::Json,
             echo: true,
             heartbeat_pings: false,
-            seat,
-            place: Permit::take(&Arc::default()),
-            transport: Transport::WebSocket,
-            former,
+            quota_slot,
+            socket_permit: ConnectionPermit::take(&Arc::default()),
+            transport: ClientTransport::WebSocket,
+            resumable,
         }
     }
 
-    /// All that an account may have.
-    pub(super) fn all_seats(&self, account: &Account) -> Vec<Seat> {
+    /// All quota slots of an account.
+    pub(super) fn all_quota_slots(&self, account: &Account) -> Vec<QuotaSlot> {
         let take = || self.connections.admit(account).expect("below the ceiling");
         std::iter::repeat_with(take).take(CEILING).collect()
     }
 
-    /// A connection of the run before, under which no socket is open any more, as there was when it was looked at.
-    pub(super) fn former_gone(&self, principal: &Principal) -> Former {
-        let place = Place { incarnation: 2, shard: 0, slot: 0, generation: 1 };
-        let tenure = Tenure { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, place };
-        let mut former = self.former(&tenure, principal);
-        former.is_open = true;
-        former
+    /// A session of an earlier incarnation that had an open socket when it was looked up, and has none now.
+    pub(super) fn resumable_without_socket(&self, principal: &Principal) -> ResumableSession {
+        let place = SessionLocation { incarnation: 2, shard: 0, slot: 0, generation: 1 };
+        let ownership =
+            SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location: place };
+        let mut resumable = self.resumable(&ownership, principal);
+        resumable.is_open = true;
+        resumable
     }
 
-    pub(super) fn former(&self, tenure: &Tenure, principal: &Principal) -> Former {
-        let key = self.identities.keys().seal(tenure, principal, None);
-        self.identities.look(&key, principal, None).expect("it may be taken up")
+    pub(super) fn resumable(&self, ownership: &SessionOwnership, principal: &Principal) -> ResumableSession {
+        let key = self.session_registry.keys().seal(ownership, principal, None);
+        self.session_registry.find_resumable(&key, principal, None).expect("it may be taken up")
     }
 
-    pub(super) fn successor(&self, account: &Arc<Account>) -> Seat {
+    pub(super) fn successor(&self, account: &Arc<Account>) -> QuotaSlot {
         self.connections.admit_successor(account)
     }
 
@@ -219,7 +234,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for SocketTestNode {
     fn drop(&mut self) {
         self.shards.stop(Duration::from_secs(3));
     }
@@ -243,7 +258,7 @@ fn read_until(client: &mut TcpStream, text: &str) {
     }
 }
 
-/// A masked text frame, by a mask that changes nothing.
+/// A text frame under a mask of zeros.
 fn frame(text: &str) -> Vec<u8> {
     let length = u8::try_from(text.len()).unwrap();
     assert!(length < 126);
@@ -252,7 +267,7 @@ fn frame(text: &str) -> Vec<u8> {
 
 #[test]
 fn a_stream_that_ends_with_its_last_frame_is_seen_to_end() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let clients: Vec<_> = (0..50).map(|_| node.client()).collect();
     assert_eq!(node.open_count(), 50);
     for mut client in clients {
@@ -263,7 +278,7 @@ fn a_stream_that_ends_with_its_last_frame_is_seen_to_end() {
     wait_until("the end of every connection", || node.open_count() == 0);
 }
 
-/// Writes whole frames until the socket is full for a while; how many bytes it took.
+/// Writes whole frames until the socket stays full for a while. Returns the number of bytes written.
 fn write_until_full(client: &mut TcpStream, frames: &[u8], at: &mut usize) -> usize {
     let mut taken = 0;
     let mut full_since = None;
@@ -288,7 +303,7 @@ fn write_until_full(client: &mut TcpStream, frames: &[u8], at: &mut usize) -> us
 
 #[test]
 fn client_at_answer_limit_is_read_no_faster_than_answered() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let mut client = node.client();
     client.set_nonblocking(true).unwrap();
     let frames = frame(r#"{"op":13,"channel":"a"}"#).repeat(1000);
@@ -298,7 +313,7 @@ fn client_at_answer_limit_is_read_no_faster_than_answered() {
     write_until_full(&mut client, &frames, &mut at);
     let mut taken = 0;
     for round in 1..=5 {
-        // Reading goes on when half of what is owed is answered.
+        // Reading resumes when half of the pending requests are answered.
         let answers: Vec<_> = node.store.0.lock().drain(..600).collect();
         answers.into_iter().for_each(|done| done(Ok(())));
         wait_until("as many publishes after them", || node.store.0.lock().len() >= 1024);
@@ -309,31 +324,32 @@ fn client_at_answer_limit_is_read_no_faster_than_answered() {
 
 #[test]
 fn while_a_client_is_not_read_its_silence_says_nothing() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let (_client, server) = node.pair();
-    let link = Link::plain(mio::net::TcpStream::from_std(server));
-    let mut connection = Connection::new(link, Permit::take(&node.open), 1, 0);
-    let opening = Opening {
+    let link = ClientLink::plain(mio::net::TcpStream::from_std(server));
+    let mut connection = SocketConnection::new(link, ConnectionPermit::take(&node.open), 1, 0);
+    let opening = AdmittedConnection {
         principal: node.principal(),
         client_id: None,
         format: Format::Json,
         echo: true,
         heartbeat_pings: false,
-        seat: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
-        place: Permit::take(&Arc::default()),
-        transport: Transport::WebSocket,
-        former: None,
+        quota_slot: TenantConnections::default().admit(&Account::plain("acme-prod")).unwrap(),
+        socket_permit: ConnectionPermit::take(&Arc::default()),
+        transport: ClientTransport::WebSocket,
+        resumable: None,
     };
-    let place = Place { incarnation: 1, shard: 0, slot: 0, generation: 1 };
-    let tenure = Tenure { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, place };
-    connection.stage = Stage::Open(Open::new(opening, tenure, 0));
-    let feed_a_part = |connection: &mut Connection| {
+    let place = SessionLocation { incarnation: 1, shard: 0, slot: 0, generation: 1 };
+    let ownership =
+        SessionOwnership { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, location: place };
+    connection.stage = ConnectionStage::Open(OpenSocket::new(opening, ownership, 0));
+    let feed_a_part = |connection: &mut SocketConnection| {
         let part = &mut frame(r#"{"op":0}"#)[..5];
         let reader = &mut connection.open_mut().unwrap().reader;
         reader.feed(part, &node.limits, 1_000, |_| std::ops::ControlFlow::Continue(())).unwrap();
     };
     feed_a_part(&mut connection);
-    let times = |connection: &Connection| {
+    let times = |connection: &SocketConnection| {
         (connection.silence_ends_ms(&node.limits), connection.message_ends_ms(&node.limits))
     };
     assert_eq!(times(&connection), (Some(40_000), Some(31_000)));
@@ -359,7 +375,7 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
 
 #[test]
 fn token_revoked_on_its_way_to_shard_opens_no_session() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let now_s = Clock::system().now_ms() / 1000;
     let claims = serde_json::json!({
         "iat": now_s - 1, "exp": now_s + 60, "x-service-capability": r#"{"*":["subscribe"]}"#,
@@ -371,34 +387,34 @@ fn token_revoked_on_its_way_to_shard_opens_no_session() {
     read_until(&mut early, "serverTime");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(node.auth.revoke_tokens(&node.principal(), "all", b"{}")).unwrap();
-    // When this one is told, the shard has looked and will not look again.
+    // When this client is told, the shard has reviewed it and will not do so again.
     read_until(&mut early, "40100");
     read_until(&mut node.adopted(&principal), "40100");
 }
 
 #[test]
 fn takeover_of_gone_socket_is_refused_when_quota_is_full() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let principal = node.principal();
-    let mut seats = node.all_seats(&principal.account);
-    let mut there = node.adopted_from(&principal, seats.remove(0), None);
-    let seat = node.successor(&principal.account);
-    let former = node.former_gone(&principal);
-    read_until(&mut node.adopted_from(&principal, seat, Some(former)), "42900");
+    let mut quota_slots = node.all_quota_slots(&principal.account);
+    let mut there = node.adopted_from(&principal, quota_slots.remove(0), None);
+    let quota_slot = node.successor(&principal.account);
+    let resumable = node.resumable_without_socket(&principal);
+    read_until(&mut node.adopted_from(&principal, quota_slot, Some(resumable)), "42900");
     there.write_all(&frame(r#"{"op":0,"id":"1"}"#)).unwrap();
     read_until(&mut there, r#""id":"1""#);
 }
 
 #[test]
 fn client_connecting_while_all_must_leave_is_asked_too() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let mut there = node.client();
     let mut begun = node.silent_client();
     begun.write_all(&UPGRADE.as_bytes()[..20]).unwrap();
-    node.shards.ask_all_to_leave(Duration::from_secs(60));
+    node.shards.ask_all_to_reconnect(Duration::from_secs(60));
     read_until(&mut there, "50003");
-    // What an operator asks meanwhile lets nobody stay.
-    node.shards.ask_to_leave(0, Duration::from_secs(60));
+    // A later request of an operator does not let any connection stay.
+    node.shards.ask_to_reconnect(0, Duration::from_secs(60));
     begun.write_all(&UPGRADE.as_bytes()[20..]).unwrap();
     read_until(&mut begun, "50003");
     let mut late = node.silent_client();
@@ -409,24 +425,25 @@ fn client_connecting_while_all_must_leave_is_asked_too() {
 }
 
 #[test]
-fn client_asked_to_leave_before_stop_is_told_and_closed() {
-    let node = Node::start();
+fn client_asked_to_leave_before_stop_is_notified_and_closed() {
+    let node = SocketTestNode::start();
     let mut clients: Vec<_> = (0..20).map(|_| node.client()).collect();
-    node.shards.ask_all_to_leave(Duration::ZERO);
+    node.shards.ask_all_to_reconnect(Duration::ZERO);
     wait_until("the end of every session", || node.shards.connection_count() == 0);
     node.shards.stop(Duration::from_secs(3));
     for client in &mut clients {
-        let mut told = Vec::new();
-        client.read_to_end(&mut told).unwrap();
-        assert!(told.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&told));
-        assert!(String::from_utf8_lossy(&told).contains("50003"));
+        let mut received = Vec::new();
+        client.read_to_end(&mut received).unwrap();
+        assert!(received.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&received));
+        assert!(String::from_utf8_lossy(&received).contains("50003"));
     }
 }
 
-/// The sockets of those who publish again are told to be readable once.
+/// Sockets of clients that publish again are reported as readable only once.
 #[test]
 fn publish_while_busy_shard_coalesces_is_read_afterwards() {
-    let node = Node::run(Node::within(Limits { delivery_window_ms: 50, ..Limits::default() }));
+    let node =
+        SocketTestNode::run(SocketTestNode::within(Limits { delivery_window_ms: 50, ..Limits::default() }));
     let mut clients: Vec<_> = (0..20).map(|_| node.client()).collect();
     for client in &mut clients {
         client.write_all(&frame(r#"{"op":8,"id":"1","channel":"room"}"#)).unwrap();
@@ -442,29 +459,29 @@ fn publish_while_busy_shard_coalesces_is_read_afterwards() {
     }
 }
 
-/// A shard that is told to stop goes on for three seconds at most, of which clients have one and a half until they are closed.
+/// Limit that shows that the shard did not wait. A stopping shard takes at most three seconds; its clients are closed after one and a half.
 const NOT_WAITED: Duration = Duration::from_millis(1_000);
 
 #[test]
 fn client_that_does_not_close_after_stop_is_not_waited_for() {
-    let (node, mut shards) = Node::at_rest();
+    let (node, mut shards) = SocketTestNode::at_rest();
     let shard = shards.pop().expect("there is one");
     let running = std::thread::spawn(move || shard.run(true));
     let mut client = node.client();
     node.shards.stop(Duration::from_secs(20));
-    let mut told = Vec::new();
-    client.read_to_end(&mut told).unwrap();
-    assert!(told.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&told));
-    let has_told = Instant::now();
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).unwrap();
+    assert!(received.ends_with(&wire::close(1012, "")), "{}", String::from_utf8_lossy(&received));
+    let closed_at = Instant::now();
     wait_until("the end of the shard", || running.is_finished());
-    assert!(has_told.elapsed() < NOT_WAITED, "{:?}", has_told.elapsed());
+    assert!(closed_at.elapsed() < NOT_WAITED, "{:?}", closed_at.elapsed());
 }
 
 #[test]
 fn client_connecting_while_some_must_leave_stays() {
-    let node = Node::start();
+    let node = SocketTestNode::start();
     let mut there = node.client();
-    node.shards.ask_to_leave(1, Duration::from_secs(60));
+    node.shards.ask_to_reconnect(1, Duration::from_secs(60));
     read_until(&mut there, "50003");
     let mut late = node.client();
     late.write_all(&frame(r#"{"op":0,"id":"1"}"#)).unwrap();

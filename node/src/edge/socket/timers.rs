@@ -1,9 +1,9 @@
-//! When each connection of a shard is to be looked at next.
+//! Timers of a shard's connections.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// A heap with one live entry per connection; entries that were overtaken are skipped when they come up.
+/// Heap with one valid entry per connection; outdated entries are skipped when they expire.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     heap: BinaryHeap<Reverse<(u64, u32)>>,

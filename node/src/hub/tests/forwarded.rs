@@ -1,4 +1,4 @@
-//! Messages that entered at another node: in order with those that entered here, and in the positions of clients.
+//! Messages published at another node: in order with local ones, and in the positions of clients.
 
 use bytes::Bytes;
 use fanfare_proto::frame::Format;
@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::hub::Joins;
-use crate::hub::channels::PLACES_BEFORE;
-use crate::model::{Forwarded, ForwardedParts};
+use crate::hub::AnnounceResult;
+use crate::hub::channels::OFFSETS_BEFORE;
+use crate::model::{ForwardedMessages, ForwardedParts};
 
 pub(super) const THERE: u64 = 77;
 
-pub(super) fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
+pub(super) fn from(incarnation: u64, first: u64, count: u64) -> ForwardedMessages {
     let text = |sequence| Bytes::from(format!(r#"{{"id":"f{sequence}"}}"#));
     let last = first + count - 1;
     let parts = ForwardedParts {
@@ -26,10 +26,10 @@ pub(super) fn from(incarnation: u64, first: u64, count: u64) -> Forwarded {
         messages: (first..=last).map(text).collect(),
         bytes: 10 * count,
     };
-    Forwarded::new(key("a"), parts)
+    ForwardedMessages::new(key("a"), parts)
 }
 
-/// This run's sequence, and that of the other one.
+/// The serial with this node's sequence `here` and the other node's `there`.
 pub(super) fn position(hub: &Hub, here: u64, there: u64) -> Serial {
     let mut serial = Serial::single(hub.incarnation(), here);
     if there > 0 {
@@ -38,15 +38,15 @@ pub(super) fn position(hub: &Hub, here: u64, there: u64) -> Serial {
     serial
 }
 
-/// With a channel that other nodes forward.
-pub(super) fn joined() -> (Hub, Vec<Arc<Target>>, Arc<Channel>) {
+/// A hub with a channel that other nodes forward.
+pub(super) fn joined() -> (Hub, Vec<Arc<HubTestTarget>>, Arc<Channel>) {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others::default()));
+    hub.set_interest(Arc::new(TestAnnouncer::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
     (hub, targets, channel.expect("there is nobody to wait for"))
 }
 
-fn text(delivery: &Delivery) -> String {
+fn text(delivery: &MessageDelivery) -> String {
     let frame = delivery.frame(Format::Json);
     let start = frame.iter().position(|byte| *byte == b'{').expect("a JSON frame");
     String::from_utf8(frame[start..].to_vec()).expect("a text frame")
@@ -57,12 +57,12 @@ fn its_serial_is_where_this_node_stands_after_it() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 2);
-    hub.forwarded(from(THERE, 5, 2));
+    hub.deliver_forwarded(from(THERE, 5, 2));
     publish(&hub, &key("a"), 1);
     let deliveries = targets[0].deliveries.lock();
-    let places: Vec<u64> = deliveries.iter().map(|delivery| delivery.place()).collect();
+    let places: Vec<u64> = deliveries.iter().map(|delivery| delivery.offset()).collect();
     assert_eq!(places, [2, 4, 5]);
-    let serials: Vec<Serial> = deliveries.iter().map(|delivery| delivery.mark().serial()).collect();
+    let serials: Vec<Serial> = deliveries.iter().map(|delivery| delivery.position().serial()).collect();
     assert_eq!(serials, [position(&hub, 2, 0), position(&hub, 2, 6), position(&hub, 3, 6)]);
     let serial = position(&hub, 2, 6);
     let expected =
@@ -74,12 +74,12 @@ fn its_serial_is_where_this_node_stands_after_it() {
 #[test]
 fn forwarded_without_subscribers_or_received_before_is_ignored() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
-    hub.forwarded(from(THERE, 1, 1));
+    hub.deliver_forwarded(from(THERE, 1, 1));
     assert_eq!(hub.channel_count(), 0);
     hub.attach(&key("a"), 0);
-    hub.forwarded(from(THERE, 2, 2));
-    hub.forwarded(from(THERE, 2, 2));
-    hub.forwarded(from(THERE, 3, 1));
+    hub.deliver_forwarded(from(THERE, 2, 2));
+    hub.deliver_forwarded(from(THERE, 2, 2));
+    hub.deliver_forwarded(from(THERE, 3, 1));
     assert_eq!(targets[0].deliveries.lock().len(), 1);
 }
 
@@ -87,34 +87,34 @@ fn forwarded_without_subscribers_or_received_before_is_ignored() {
 fn resuming_client_replays_from_first_missed_message() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 0);
-    hub.forwarded(from(THERE, 1, 1));
+    hub.deliver_forwarded(from(THERE, 1, 1));
     publish(&hub, &key("a"), 1);
-    hub.forwarded(from(THERE, 2, 1));
+    hub.deliver_forwarded(from(THERE, 2, 1));
     publish(&hub, &key("a"), 1);
-    let start = |here, there| hub.look_after(&key("a"), &position(&hub, here, there));
-    assert_eq!(start(2, 2), Start::Live);
-    assert_eq!(start(1, 2), Start::Replay { after: spot(3), is_exact: true });
-    assert_eq!(start(0, 1), Start::Replay { after: spot(1), is_exact: true });
-    assert_eq!(start(0, 0), Start::Replay { after: spot(0), is_exact: true });
-    // It was on a node where both had come in another order.
-    assert_eq!(start(2, 1), Start::Replay { after: spot(2), is_exact: false });
-    assert_eq!(start(0, 2), Start::Replay { after: spot(1), is_exact: false });
-    assert_eq!(start(2, 3), Start::Unknown, "it has what has not come here yet");
-    let pulled = channel.pull(spot(2), usize::MAX).expect("the ring has it");
+    let start = |here, there| hub.resume_start(&key("a"), &position(&hub, here, there));
+    assert_eq!(start(2, 2), ResumeStart::Live);
+    assert_eq!(start(1, 2), ResumeStart::Replay { after: local_offset(3), is_exact: true });
+    assert_eq!(start(0, 1), ResumeStart::Replay { after: local_offset(1), is_exact: true });
+    assert_eq!(start(0, 0), ResumeStart::Replay { after: local_offset(0), is_exact: true });
+    // The client was on a node where both had arrived in another order.
+    assert_eq!(start(2, 1), ResumeStart::Replay { after: local_offset(2), is_exact: false });
+    assert_eq!(start(0, 2), ResumeStart::Replay { after: local_offset(1), is_exact: false });
+    assert_eq!(start(2, 3), ResumeStart::Unknown, "it has what has not come here yet");
+    let pulled = channel.pull(local_offset(2), usize::MAX).expect("the ring has it");
     let has = position(&hub, 2, 1);
-    let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_covered(&has)).collect();
+    let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_included_in(&has)).collect();
     assert_eq!(missed.len(), 1, "the last one came from here, and it has that");
-    assert_eq!(missed[0].mark().serial().join(&has), position(&hub, 2, 2));
+    assert_eq!(missed[0].position().serial().join(&has), position(&hub, 2, 2));
 }
 
 #[test]
 fn a_run_that_nothing_is_known_of_is_no_place_to_begin() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
-    hub.forwarded(from(THERE, 1, 1));
+    hub.deliver_forwarded(from(THERE, 1, 1));
     let mut unknown = position(&hub, 0, 1);
     unknown.advance(3, 1);
-    assert_eq!(hub.look_after(&key("a"), &unknown), Start::Unknown);
+    assert_eq!(hub.resume_start(&key("a"), &unknown), ResumeStart::Unknown);
 }
 
 #[test]
@@ -122,155 +122,156 @@ fn channel_position_known_at_each_buffered_delivery_boundary() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
-    hub.forwarded(from(THERE, 4, 3));
+    hub.deliver_forwarded(from(THERE, 4, 3));
     publish(&hub, &key("a"), 1);
-    assert_eq!(channel.position_at(Spot::end(0)), position(&hub, 0, 0));
-    assert_eq!(channel.position_at(Spot::end(1)), position(&hub, 1, 0));
-    assert_eq!(channel.position_at(Spot::end(4)), position(&hub, 1, 6));
-    assert_eq!(channel.position_at(Spot::end(5)), position(&hub, 2, 6));
-    assert_eq!(channel.position_at(Spot::end(3)), Serial::default(), "in the midst of a delivery");
+    assert_eq!(channel.position_at(LocalOffset::end(0)), position(&hub, 0, 0));
+    assert_eq!(channel.position_at(LocalOffset::end(1)), position(&hub, 1, 0));
+    assert_eq!(channel.position_at(LocalOffset::end(4)), position(&hub, 1, 6));
+    assert_eq!(channel.position_at(LocalOffset::end(5)), position(&hub, 2, 6));
+    assert_eq!(channel.position_at(LocalOffset::end(3)), Serial::default(), "in the midst of a delivery");
 }
 
 #[test]
 fn earlier_messages_of_peer_break_continuity_of_replay_buffer() {
     let (hub, targets, channel) = joined();
     publish(&hub, &key("a"), 2);
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
     assert!(targets[0].lost.lock().is_empty(), "nothing was numbered there");
-    hub.heard(&key("a"), channel.number() + 1, Stamp { incarnation: THERE, sequence: 9 });
+    hub.learn_peer_sequence(&key("a"), channel.number() + 1, Stamp { incarnation: THERE, sequence: 9 });
     assert!(targets[0].lost.lock().is_empty(), "of a former life of the channel");
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 9 });
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 9 });
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 1, 0)), Start::Unknown);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Live);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 1, 0)), ResumeStart::Unknown);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 2, 9)), ResumeStart::Live);
     publish(&hub, &key("a"), 1);
     assert_eq!(
-        hub.look_after(&key("a"), &position(&hub, 2, 9)),
-        Start::Replay { after: spot(PLACES_BEFORE + 2), is_exact: true }
+        hub.resume_start(&key("a"), &position(&hub, 2, 9)),
+        ResumeStart::Replay { after: local_offset(OFFSETS_BEFORE + 2), is_exact: true }
     );
 }
 
 #[test]
 fn forward_before_peer_answer_does_not_hide_missing_messages() {
     let (hub, targets, channel) = joined();
-    hub.forwarded(from(THERE, 7, 1));
+    hub.deliver_forwarded(from(THERE, 7, 1));
     assert!(targets[0].deliveries.lock().is_empty(), "what was before it may be missing");
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 7 });
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 7 });
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 0, 5)), Start::Unknown);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 0, 7)), Start::Live);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 0, 5)), ResumeStart::Unknown);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 0, 7)), ResumeStart::Live);
 }
 
 #[test]
 fn after_peer_loss_no_resume_until_lost_sequence_is_known() {
     let (hub, targets, channel) = joined();
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
-    hub.forwarded(from(THERE, 5, 1));
-    let start = |there| hub.look_after(&key("a"), &position(&hub, 0, there));
-    assert_eq!(start(5), Start::Live);
-    hub.lost(THERE);
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 0 });
+    hub.deliver_forwarded(from(THERE, 5, 1));
+    let start = |there| hub.resume_start(&key("a"), &position(&hub, 0, there));
+    assert_eq!(start(5), ResumeStart::Live);
+    hub.mark_peer_loss(THERE);
     assert_eq!(*targets[0].lost.lock(), [channel.number()]);
-    assert_eq!(start(5), Start::Unknown);
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
-    assert_eq!((start(5), start(6)), (Start::Unknown, Start::Live));
-    hub.forwarded(from(THERE, 7, 1));
-    let replay = Start::Replay { after: spot(PLACES_BEFORE + 1), is_exact: true };
-    assert_eq!((start(5), start(6)), (Start::Unknown, replay));
+    assert_eq!(start(5), ResumeStart::Unknown);
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 6 });
+    assert_eq!((start(5), start(6)), (ResumeStart::Unknown, ResumeStart::Live));
+    hub.deliver_forwarded(from(THERE, 7, 1));
+    let replay = ResumeStart::Replay { after: local_offset(OFFSETS_BEFORE + 1), is_exact: true };
+    assert_eq!((start(5), start(6)), (ResumeStart::Unknown, replay));
 }
 
 #[test]
-fn a_refill_is_taken_only_from_who_was_as_far_in_each_run() {
+fn backfill_is_taken_only_from_peer_as_far_in_each_incarnation() {
     let (hub, _targets, channel) = joined();
-    hub.heard(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 4 });
-    hub.forwarded(from(THERE, 5, 2));
-    let place = Spot::end(channel.mark().place);
-    let refill = |there, missed| channel.refill(&position(&hub, 0, there), place, missed);
-    let refilled = refill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
-    let positions: Vec<Serial> = refilled.deliveries.into_iter().map(|(_, position)| position).collect();
+    hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 4 });
+    hub.deliver_forwarded(from(THERE, 5, 2));
+    let place = LocalOffset::end(channel.position().offset);
+    let backfill = |there, missed| channel.backfill(&position(&hub, 0, there), place, missed);
+    let backfilled =
+        backfill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
+    let positions: Vec<Serial> = backfilled.deliveries.into_iter().map(|(_, position)| position).collect();
     assert_eq!(positions, [position(&hub, 0, 5), position(&hub, 0, 6)]);
-    assert_eq!(refilled.has, position(&hub, 0, 6));
-    assert!(refill(4, vec![from(THERE, 5, 1)]).is_none(), "6 has come here and was not known there");
-    assert!(refill(6, Vec::new()).is_some(), "it has it already");
-    assert!(refill(0, vec![from(THERE + 1, 1, 1)]).is_some(), "of this run it was never to have anything");
+    assert_eq!(backfilled.has, position(&hub, 0, 6));
+    assert!(backfill(4, vec![from(THERE, 5, 1)]).is_none(), "6 has come here and was not known there");
+    assert!(backfill(6, Vec::new()).is_some(), "it has it already");
+    assert!(backfill(0, vec![from(THERE + 1, 1, 1)]).is_some(), "of this run it was never to have anything");
 }
 
 #[test]
-fn a_position_with_other_runs_says_nothing_where_none_was_heard() {
+fn position_with_an_unreceived_incarnation_does_not_resume() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 2);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 0)), Start::Live);
-    assert_eq!(hub.look_after(&key("a"), &position(&hub, 2, 9)), Start::Unknown);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 2, 0)), ResumeStart::Live);
+    assert_eq!(hub.resume_start(&key("a"), &position(&hub, 2, 9)), ResumeStart::Unknown);
 }
 
-/// Counts what other nodes would be told.
+/// An announcer that counts the announcements.
 #[derive(Default)]
-pub(super) struct Others {
+pub(super) struct TestAnnouncer {
     has_lost: bool,
     waits: bool,
-    unreached: Vec<u64>,
+    unreachable: Vec<u64>,
     joins: AtomicUsize,
     leaves: AtomicUsize,
 }
 
-impl Others {
-    pub(super) fn after_a_death(has_lost: bool) -> Self {
+impl TestAnnouncer {
+    pub(super) fn after_failure(has_lost: bool) -> Self {
         Self { has_lost, ..Self::default() }
     }
 
-    pub(super) fn waited_for() -> Self {
+    pub(super) fn with_barrier() -> Self {
         Self { waits: true, ..Self::default() }
     }
 }
 
-impl Interest for Others {
-    fn join(&self, _key: &ChannelKey, _number: u64, _sequence: u64) -> Joins {
+impl InterestAnnouncer for TestAnnouncer {
+    fn announce(&self, _key: &ChannelKey, _number: u64, _sequence: u64) -> AnnounceResult {
         self.joins.fetch_add(1, Ordering::SeqCst);
-        Joins { is_done: !self.waits, unreached: self.unreached.clone() }
+        AnnounceResult { is_done: !self.waits, unreachable: self.unreachable.clone() }
     }
 
-    fn leave(&self, _key: &ChannelKey, _number: u64) {
+    fn withdraw(&self, _key: &ChannelKey, _number: u64) {
         self.leaves.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn has_lost(&self) -> bool {
+    fn has_recent_loss(&self) -> bool {
         self.has_lost
     }
 }
 
 #[test]
 fn no_resume_with_unreachable_peer_until_peer_is_given_up() {
-    let (hub, targets) = hub_without_rings(1, Clock::manual(NOW_MS));
-    hub.set_interest(Arc::new(Others { unreached: vec![THERE], ..Others::default() }));
+    let (hub, targets) = hub_without_buffers(1, Clock::manual(NOW_MS));
+    hub.set_interest(Arc::new(TestAnnouncer { unreachable: vec![THERE], ..TestAnnouncer::default() }));
     let channel = hub.join(&key("a"), 0, || unreachable!("nobody is waited for")).expect("it is joined");
-    let position = channel.mark().serial();
-    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown);
-    hub.give_up(THERE + 1);
-    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown);
-    hub.give_up(THERE);
-    assert_eq!(hub.look_after(&key("a"), &position), Start::Unknown, "what it had is lost");
-    assert_eq!(hub.look_after(&key("a"), &channel.mark().serial()), Start::Live);
+    let position = channel.position().serial();
+    assert_eq!(hub.resume_start(&key("a"), &position), ResumeStart::Unknown);
+    hub.abandon_where_in_doubt(THERE + 1);
+    assert_eq!(hub.resume_start(&key("a"), &position), ResumeStart::Unknown);
+    hub.abandon_where_in_doubt(THERE);
+    assert_eq!(hub.resume_start(&key("a"), &position), ResumeStart::Unknown, "what it had is lost");
+    assert_eq!(hub.resume_start(&key("a"), &channel.position().serial()), ResumeStart::Live);
     assert_eq!(*targets[0].lost.lock(), [channel.number()], "who was attached is told");
 }
 
 #[test]
 fn an_attach_waits_for_other_nodes_once() {
-    let (hub, _targets) = hub_without_rings(2, Clock::manual(NOW_MS));
-    let others = Arc::new(Others::waited_for());
-    hub.set_interest(Arc::clone(&others) as Arc<dyn Interest>);
+    let (hub, _targets) = hub_without_buffers(2, Clock::manual(NOW_MS));
+    let others = Arc::new(TestAnnouncer::with_barrier());
+    hub.set_interest(Arc::clone(&others) as Arc<dyn InterestAnnouncer>);
     let ran = Arc::new(AtomicUsize::new(0));
     let waiter = || {
         let ran = Arc::clone(&ran);
         Box::new(move || {
             ran.fetch_add(1, Ordering::SeqCst);
-        }) as Waiter
+        }) as AttachWaiter
     };
     assert!(hub.join(&key("a"), 0, waiter).is_none() && hub.join(&key("a"), 1, waiter).is_none());
     assert_eq!((others.joins.load(Ordering::SeqCst), ran.load(Ordering::SeqCst)), (1, 0));
     let number = hub.live(&key("a")).expect("it is waited for").number();
-    hub.joined(&key("a"), number + 1, true);
+    hub.pass_barrier(&key("a"), number + 1, true);
     assert_eq!(ran.load(Ordering::SeqCst), 0, "another channel");
-    hub.joined(&key("a"), number, true);
+    hub.pass_barrier(&key("a"), number, true);
     assert_eq!(ran.load(Ordering::SeqCst), 2);
     let channel = hub.join(&key("a"), 0, waiter).expect("they forward it");
     hub.detach(&channel, 0);

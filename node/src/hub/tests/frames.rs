@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::*;
 use crate::model::ClientId;
 
-fn delivery() -> Delivery {
+fn delivery() -> MessageDelivery {
     let raw = |text: &str| RawValue::from_string(text.to_owned()).unwrap();
     let message = |sequence: u64, data: Option<&str>| Message {
         id: format!("m{sequence}").into(),
@@ -19,8 +19,9 @@ fn delivery() -> Delivery {
     let messages = vec![message(7, Some("1.0")), message(8, None)];
     let client_id = Some(ClientId::of("ann"));
     let connection_id = ConnectionId::from_bytes([1; 16]);
-    let published = Published::new(key("a"), 9, NOW_MS, connection_id, client_id, "k".into(), messages);
-    Delivery::own(3, Mark::own(published.last()), published)
+    let published =
+        PublishedMessages::new(key("a"), 9, NOW_MS, connection_id, client_id, "k".into(), messages);
+    MessageDelivery::own(3, ChannelPosition::own(published.last()), published)
 }
 
 /// The payload of a frame shorter than 64 KiB, after its head.
@@ -79,14 +80,24 @@ fn a_shard_hands_out_a_position_before_what_follows() {
     let mut subscribers = Subscribers::default();
     let number = channel.number();
     subscribers.add(&channel, Subscriber::new(4, 10));
-    assert_eq!(subscribers.position(number, 4), Some(10));
+    assert_eq!(subscribers.delivered_offset(number, 4), Some(10));
     assert_eq!(subscribers.deliver(number, 9).len(), 1);
-    assert_eq!(subscribers.position(number, 4), Some(10), "what stood before the attach moves nothing");
+    assert_eq!(
+        subscribers.delivered_offset(number, 4),
+        Some(10),
+        "what stood before the attach moves nothing"
+    );
     subscribers.deliver(number, 12);
-    assert_eq!(subscribers.position(number, 4), Some(12));
+    assert_eq!(subscribers.delivered_offset(number, 4), Some(12));
     subscribers.add(&channel, Subscriber::new(5, 14));
-    assert_eq!((subscribers.position(number, 4), subscribers.position(number, 5)), (Some(12), Some(14)));
-    assert_eq!((subscribers.position(number, 6), subscribers.position(number + 1, 4)), (None, None));
+    assert_eq!(
+        (subscribers.delivered_offset(number, 4), subscribers.delivered_offset(number, 5)),
+        (Some(12), Some(14))
+    );
+    assert_eq!(
+        (subscribers.delivered_offset(number, 6), subscribers.delivered_offset(number + 1, 4)),
+        (None, None)
+    );
     assert!(subscribers.remove(number, 4).is_none(), "one is left");
     assert!(subscribers.remove(number, 4).is_none(), "it was removed");
     assert_eq!(subscribers.remove(number, 5).unwrap().number(), number, "the last one");

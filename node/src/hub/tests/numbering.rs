@@ -14,7 +14,7 @@ fn a_publish_reaches_the_targets_with_interest_alone() {
     publish(&hub, &key("a"), 1);
     assert_eq!((targets[0].sequences().len(), targets[2].sequences()), (2, vec![1, 2, 3]));
     let delivery = Arc::clone(&targets[2].deliveries.lock()[0]);
-    assert_eq!((delivery.channel, delivery.place()), (one.number(), 2));
+    assert_eq!((delivery.channel, delivery.offset()), (one.number(), 2));
 }
 
 #[test]
@@ -28,7 +28,7 @@ fn the_same_name_in_another_account_is_another_channel() {
 
 #[test]
 fn the_last_of_64_targets_gets_its_own() {
-    let (hub, targets) = hub_without_rings(64, Clock::manual(NOW_MS));
+    let (hub, targets) = hub_without_buffers(64, Clock::manual(NOW_MS));
     let (channel, _) = hub.attach(&key("a"), 63);
     publish(&hub, &key("a"), 1);
     assert_eq!(targets[63].sequences(), [1]);
@@ -38,44 +38,44 @@ fn the_last_of_64_targets_gets_its_own() {
 }
 
 #[test]
-fn an_attach_is_told_all_that_was_numbered_before() {
+fn attach_position_includes_all_earlier_sequences() {
     let (hub, _targets) = hub_of(2, Clock::manual(NOW_MS));
     let first = hub.attach(&key("a"), 0).1;
     let last = publish(&hub, &key("a"), 3).last();
     let (_, mark) = hub.attach(&key("a"), 1);
-    assert_eq!((&mark, hub.position(&key("a")).own), (&Mark::own(last), last));
-    assert_eq!(mark.place, first.place + 3);
+    assert_eq!((&mark, hub.position(&key("a")).own), (&ChannelPosition::own(last), last));
+    assert_eq!(mark.offset, first.offset + 3);
     assert_eq!(mark.own.incarnation, first.own.incarnation);
 }
 
 #[test]
 fn channel_without_subscribers_is_dropped_and_sequences_go_on() {
-    let (hub, _targets) = hub_without_rings(1, Clock::manual(NOW_MS));
+    let (hub, _targets) = hub_without_buffers(1, Clock::manual(NOW_MS));
     let mut last = 0;
     for round in 0..50 {
         let (channel, mark) = hub.attach(&key("a"), 0);
-        assert!(mark.place >= last, "round {round}");
+        assert!(mark.offset >= last, "round {round}");
         let published = publish(&hub, &key("a"), 2);
-        assert_eq!(published.messages[0].sequence, mark.place + 1);
+        assert_eq!(published.messages[0].sequence, mark.offset + 1);
         hub.detach(&channel, 0);
         assert_eq!(hub.channel_count(), 0);
         let unheard = publish(&hub, &key("a"), 1);
         assert!(unheard.last().sequence > published.last().sequence, "round {round}");
         publish(&hub, &key("b"), 5);
         assert_eq!(hub.channel_count(), 0, "a publish that nobody hears leaves nothing");
-        assert!(hub.position(&key("a")).place >= unheard.last().sequence);
+        assert!(hub.position(&key("a")).offset >= unheard.last().sequence);
         last = unheard.last().sequence;
     }
 }
 
 #[test]
 fn a_channel_that_comes_back_has_another_number() {
-    let (hub, _targets) = hub_without_rings(1, Clock::manual(NOW_MS));
-    let (former, _) = hub.attach(&key("a"), 0);
-    hub.detach(&former, 0);
-    let (latter, _) = hub.attach(&key("a"), 0);
-    assert_ne!(former.number(), latter.number());
-    hub.detach(&former, 0);
+    let (hub, _targets) = hub_without_buffers(1, Clock::manual(NOW_MS));
+    let (earlier, _) = hub.attach(&key("a"), 0);
+    hub.detach(&earlier, 0);
+    let (later, _) = hub.attach(&key("a"), 0);
+    assert_ne!(earlier.number(), later.number());
+    hub.detach(&earlier, 0);
     assert_eq!(hub.channel_count(), 1, "a detach of the former one does not take the latter");
     publish(&hub, &key("a"), 1);
 }

@@ -1,4 +1,4 @@
-//! The member list in pages while it changes: who pulls it slowly ends with the list that is.
+//! Paged member list under change: a slow reader ends with the final list.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use fanfare_proto::frame::{Format, Incoming, parse_server};
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, Limits, MemberId, Owner, PresenceAction, PresenceEvent};
+use crate::model::{ClientId, Limits, MemberId, PresenceAction, PresenceEvent, RestoredMember, SessionOwner};
 
 fn member(n: usize) -> MemberId {
     MemberId {
@@ -17,7 +17,7 @@ fn member(n: usize) -> MemberId {
 
 fn change(hub: &Hub, n: usize, action: PresenceAction, data: &str) {
     let data = Some(Arc::from(RawValue::from_string(data.to_owned()).unwrap()));
-    let change = Change { member: member(n), epoch: 0, action, data };
+    let change = PresenceChange { member: member(n), epoch: 0, action, data };
     hub.present(&key("a"), change, &Limits::default(), |action, data, stamp| {
         PresenceEvent::new(key("a"), member(n), 0, action, data, stamp)
     })
@@ -34,20 +34,20 @@ fn read(frame: &[u8]) -> Incoming {
     parse_server(format, &frame[head..]).unwrap()
 }
 
-/// What a client knows: replaced by the list, then changed by events.
+/// A client's view of the members: replaced by the list, then changed by events.
 #[derive(Default)]
-struct View {
+struct MemberListView {
     members: BTreeMap<String, String>,
     seen: Vec<(String, String)>,
 }
 
-impl View {
+impl MemberListView {
     fn take(&mut self, frame: &[u8]) -> bool {
         let incoming = read(frame);
         for member in incoming.members {
             let data = member.data.unwrap().get().to_owned();
-            let former = self.members.insert(member.client_id.clone(), data);
-            assert_eq!(former, None, "{} stands on two pages", member.client_id);
+            let previous = self.members.insert(member.client_id.clone(), data);
+            assert_eq!(previous, None, "{} stands on two pages", member.client_id);
         }
         if let Some(events) = incoming.presence {
             let events: Vec<fanfare_proto::frame::PresenceIn> = serde_json::from_str(events.get()).unwrap();
@@ -72,7 +72,7 @@ fn pages_are_bounded_and_hold_everybody_once() {
     }
     let (channel, _) = hub.attach(&key("a"), 0);
     for format in [Format::Json, Format::MsgPack] {
-        let (mut view, mut sync) = (View::default(), Sync::default());
+        let (mut view, mut sync) = (MemberListView::default(), MemberSync::default());
         for count in 1.. {
             let page = hub.presence_page(&channel, format, sync.after());
             assert!(page.frame.len() <= 64 * 1024 + 10, "{}", page.frame.len());
@@ -108,8 +108,8 @@ fn presence_list_pulled_during_changes_is_exact_and_events_once() {
             change(&hub, n, PresenceAction::Enter, &format!("\"{long}\""));
         }
         let (channel, _) = hub.attach(&key("a"), 0);
-        assert!(hub.presence_mark(&channel).0);
-        let (mut view, mut sync, mut taken) = (View::default(), Sync::default(), 0);
+        assert!(hub.presence_state(&channel).0);
+        let (mut view, mut sync, mut taken) = (MemberListView::default(), MemberSync::default(), 0);
         let mut changed = 0;
         while changed < 30 || !sync.is_sent() || taken < targets[0].presence.lock().len() {
             match next(3) {
@@ -130,7 +130,7 @@ fn presence_list_pulled_during_changes_is_exact_and_events_once() {
                     let delivery = targets[0].presence.lock().get(taken).cloned();
                     let Some(delivery) = delivery else { continue };
                     taken += 1;
-                    if sync.judge(&delivery) == Verdict::Send {
+                    if sync.judge(&delivery) == SyncVerdict::Send {
                         assert!(sync.is_sent(), "no event before the end of the list");
                         view.take(&delivery.frame(Format::Json));
                     }
@@ -152,12 +152,12 @@ fn a_channel_with_members_lives_and_is_forgotten_with_the_last() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     change(&hub, 1, PresenceAction::Enter, "1");
     change(&hub, 2, PresenceAction::Enter, "1");
-    assert_eq!((hub.channel_count(), hub.crowded(key("a").account())[0].1), (1, 2));
+    assert_eq!((hub.channel_count(), hub.channel_member_counts(key("a").account())[0].1), (1, 2));
     change(&hub, 1, PresenceAction::Leave, "1");
     change(&hub, 2, PresenceAction::Leave, "1");
-    assert_eq!((hub.channel_count(), hub.crowded(key("a").account()).len()), (0, 0));
+    assert_eq!((hub.channel_count(), hub.channel_member_counts(key("a").account()).len()), (0, 0));
     let (channel, _) = hub.attach(&key("a"), 0);
-    let (follows, mark) = hub.presence_mark(&channel);
+    let (follows, mark) = hub.presence_state(&channel);
     assert!(!follows);
     change(&hub, 1, PresenceAction::Enter, "1");
     assert!(targets[0].presence.lock()[0].event.sequence > mark);
@@ -170,17 +170,18 @@ fn restored_member_uses_presence_bytes_until_it_leaves() {
     let text = format!("\"{}\"", "x".repeat(10_000));
     let data = Some(Arc::from(RawValue::from_string(text).expect("JSON")));
     let epoch = 3;
-    hub.restore(FormerMember { key: key("a"), member: member(1), epoch, data, timestamp_ms: 5 });
+    hub.restore(RestoredMember { key: key("a"), member: member(1), epoch, data, timestamp_ms: 5 });
     let limits = Limits { presence_bytes: 10_000, ..Limits::default() };
     let enter = || {
-        let change = Change { member: member(2), epoch: 0, action: PresenceAction::Enter, data: None };
+        let change =
+            PresenceChange { member: member(2), epoch: 0, action: PresenceAction::Enter, data: None };
         hub.present(&key("a"), change, &limits, |action, data, stamp| {
             PresenceEvent::new(key("a"), member(2), 0, action, data, stamp)
         })
     };
     assert!(enter().is_err(), "the former member has it all, and more");
-    let owner = Owner { epoch, incarnation: hub.incarnation() };
-    hub.depart(&key("a"), member(1), owner, hub.presence_sequence(), |action, data, stamp| {
+    let owner = SessionOwner { epoch, incarnation: hub.incarnation() };
+    hub.remove_lost_member(&key("a"), member(1), owner, hub.presence_sequence(), |action, data, stamp| {
         PresenceEvent::new(key("a"), member(1), epoch, action, data, stamp)
     });
     assert!(enter().is_ok());

@@ -43,7 +43,7 @@ fn within(sequences: &[u64], mark: u64, end: u64) -> &[u64] {
     &sequences[below(mark)..below(end)]
 }
 
-/// Attaches until something came, and detaches; gives the marks and the positions before each detach.
+/// Attaches until a message arrives, and detaches; returns the sequences at attach and before each detach.
 fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
     let once = |_| {
         let (channel, mark) = hub.attach(&key("a"), target);
@@ -53,15 +53,15 @@ fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
             end = hub.position(&key("a"));
         }
         hub.detach(&channel, target);
-        (mark.place, end.place)
+        (mark.offset, end.offset)
     };
     (0..SPANS).map(once).collect()
 }
 
-/// Attaches come and go while others publish, so that the channel is forgotten and made again all the time.
+/// Attaches and detaches during publishes, so that the channel is forgotten and created again all the time.
 #[test]
 fn attach_during_publishes_misses_nothing_and_sequences_unique() {
-    let (hub, targets) = hub_without_rings(2, Clock::system());
+    let (hub, targets) = hub_without_buffers(2, Clock::system());
     let done = AtomicBool::new(false);
     let (hub, done) = (&hub, &done);
     let (mut published, spans) = std::thread::scope(|scope| {
@@ -88,9 +88,9 @@ fn attach_during_publishes_misses_nothing_and_sequences_unique() {
         let got = target.sequences();
         assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "every target gets the numbers in order");
         for (mark, end) in spans.unwrap() {
-            let owed = within(&published, mark, end);
-            assert!(!owed.is_empty());
-            assert_eq!(within(&got, mark, end), owed, "between {mark} and {end}");
+            let expected = within(&published, mark, end);
+            assert!(!expected.is_empty());
+            assert_eq!(within(&got, mark, end), expected, "between {mark} and {end}");
         }
     }
 }

@@ -6,18 +6,19 @@ use tokio::time::Instant;
 
 use super::*;
 
-/// How far publishers may be ahead of who pulls.
+/// Bound of a publisher's lead over the replaying reader.
 const AHEAD_MAX: u64 = 100;
 
 fn serial(hub: &Hub, sequence: u64) -> Serial {
     Serial::single(hub.incarnation(), sequence)
 }
 
-/// Pulls in small parts until nothing is left.
+/// Replays in small pages until nothing is left.
 fn pulled(channel: &Channel, mut after: u64) -> Vec<u64> {
     let mut sequences = Vec::new();
     loop {
-        let Pulled { deliveries, is_end } = channel.pull(spot(after), 1_000).expect("the ring reaches back");
+        let ReplayPage { deliveries, is_end } =
+            channel.pull(local_offset(after), 1_000).expect("the ring reaches back");
         let messages = deliveries.iter().flat_map(|delivery| &delivery.published().messages);
         sequences.extend(messages.map(|message| message.sequence).filter(|sequence| *sequence > after));
         after = sequences.last().copied().unwrap_or(after);
@@ -37,14 +38,14 @@ fn a_channel_outlives_its_last_detach_and_gives_what_was_missed() {
     for _ in 0..50 {
         publish(&hub, &key("b"), 7);
     }
-    let joined = hub.attach_after(&key("a"), 0, &serial(&hub, mark.place + 1));
+    let joined = hub.attach_resuming(&key("a"), 0, &serial(&hub, mark.offset + 1));
     assert_eq!(joined.channel.number(), channel.number());
-    assert_eq!(joined.start, Start::Replay { after: spot(mark.place + 1), is_exact: true });
-    assert_eq!(joined.mark.place, mark.place + 5);
-    let missed: Vec<u64> = (mark.place + 2..=mark.place + 5).collect();
-    assert_eq!(pulled(&joined.channel, mark.place + 1), missed);
-    let live = hub.attach_after(&key("a"), 0, &serial(&hub, joined.mark.place));
-    assert_eq!(live.start, Start::Live);
+    assert_eq!(joined.start, ResumeStart::Replay { after: local_offset(mark.offset + 1), is_exact: true });
+    assert_eq!(joined.position.offset, mark.offset + 5);
+    let missed: Vec<u64> = (mark.offset + 2..=mark.offset + 5).collect();
+    assert_eq!(pulled(&joined.channel, mark.offset + 1), missed);
+    let live = hub.attach_resuming(&key("a"), 0, &serial(&hub, joined.position.offset));
+    assert_eq!(live.start, ResumeStart::Live);
 }
 
 #[test]
@@ -53,12 +54,15 @@ fn a_position_that_is_not_of_the_channel_is_unknown() {
     publish(&hub, &key("a"), 5);
     let (_, mark) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
-    let start = |position: &Serial| hub.attach_after(&key("a"), 0, position).start;
-    assert_eq!(start(&serial(&hub, mark.place)), Start::Replay { after: spot(mark.place), is_exact: true });
-    assert_eq!(start(&serial(&hub, mark.place - 1)), Start::Unknown, "before anybody attached");
-    assert_eq!(start(&serial(&hub, mark.place + 2)), Start::Unknown, "not numbered yet");
-    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.place)), Start::Unknown);
-    assert_eq!(start(&Serial::default()), Start::Unknown);
+    let start = |position: &Serial| hub.attach_resuming(&key("a"), 0, position).start;
+    assert_eq!(
+        start(&serial(&hub, mark.offset)),
+        ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true }
+    );
+    assert_eq!(start(&serial(&hub, mark.offset - 1)), ResumeStart::Unknown, "before anybody attached");
+    assert_eq!(start(&serial(&hub, mark.offset + 2)), ResumeStart::Unknown, "not numbered yet");
+    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.offset)), ResumeStart::Unknown);
+    assert_eq!(start(&Serial::default()), ResumeStart::Unknown);
 }
 
 #[test]
@@ -78,52 +82,53 @@ fn after_twice_the_window_the_channel_is_forgotten() {
     }
     assert!(detached.elapsed() >= Duration::from_millis(40), "late it may be, early never");
     publish(&hub, &key("a"), 1);
-    assert_eq!(hub.attach_after(&key("a"), 0, &serial(&hub, mark.place)).start, Start::Unknown);
+    assert_eq!(hub.attach_resuming(&key("a"), 0, &serial(&hub, mark.offset)).start, ResumeStart::Unknown);
 }
 
-/// Bursts, between two sweeps: the messages of who was attached to least recently go, whoever brings it over the bound.
+/// Bursts between two sweeps: the messages of the least recently attached channel are evicted, whichever channel exceeds the bound.
 #[test]
 fn scarce_memory_evicts_least_recently_attached_channels_first() {
-    // Six publishes in three rings, and not seven.
+    // Six publishes fit in three buffers, and seven do not.
     let one = delivery_of(101..=120).bytes();
     let limits = Limits { rings_bytes: 6 * one + one / 2 + 3 * 1024, ..Limits::default() };
     let bound = limits.rings_bytes;
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
     let attach = |name| hub.attach(&key(name), 0);
     let (first, second, third) = (attach("first").1, attach("second").1, attach("third").1);
-    // The order of their first messages is another one.
+    // The order of first messages differs from the order of attaches.
     for name in ["third", "second", "first", "third", "second", "first"] {
         publish(&hub, &key(name), 20);
     }
-    let start = |name, mark: &Mark| hub.look_after(&key(name), &serial(&hub, mark.place));
-    let replay = |mark: &Mark| Start::Replay { after: spot(mark.place), is_exact: true };
+    let start = |name, mark: &ChannelPosition| hub.resume_start(&key(name), &serial(&hub, mark.offset));
+    let replay =
+        |mark: &ChannelPosition| ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true };
     for (name, mark) in [("first", &first), ("second", &second), ("third", &third)] {
         assert_eq!(start(name, mark), replay(mark), "within the bound");
     }
     publish(&hub, &key("third"), 20);
-    assert_eq!(start("first", &first), Start::Unknown);
+    assert_eq!(start("first", &first), ResumeStart::Unknown);
     assert_eq!(start("second", &second), replay(&second));
     assert_eq!(start("third", &third), replay(&third));
-    // Attached to once more, it is the last to go.
+    // Attached again, it is the last to be evicted.
     let first = attach("first").1;
     for _ in 0..2 {
         publish(&hub, &key("first"), 20);
         assert_eq!(start("first", &first), replay(&first));
-        assert_eq!(start("second", &second), Start::Unknown);
+        assert_eq!(start("second", &second), ResumeStart::Unknown);
     }
     assert_eq!(start("third", &third), replay(&third));
     for _ in 0..9 {
         publish(&hub, &key("second"), 20);
-        assert!(hub.rings.held() <= bound);
+        assert!(hub.replay_budget.held() <= bound);
     }
     assert_eq!(start("first", &first), replay(&first), "who publishes most gives way itself");
     assert_eq!(start("third", &third), replay(&third));
-    let mark = Mark::own(publish(&hub, &key("third"), 1).last());
+    let mark = ChannelPosition::own(publish(&hub, &key("third"), 1).last());
     publish(&hub, &key("third"), 1);
     assert_eq!(start("third", &mark), replay(&mark), "it is kept from there on");
 }
 
-/// Under the races of many publishers, of attaches and of channels that come and go, nothing is counted wrong or left behind.
+/// Under races of many publishers, attaches and short-lived channels the budget's count stays exact.
 #[test]
 fn rings_that_give_way_at_once_add_up() {
     let limits = Limits { rings_bytes: 40_000, resume_window_ms: 1, ..Limits::default() };
@@ -145,15 +150,15 @@ fn rings_that_give_way_at_once_add_up() {
             });
         }
     });
-    assert!(hub.rings.held() <= 40_000);
+    assert!(hub.replay_budget.held() <= 40_000);
     let begun = Instant::now();
     while hub.channel_count() > 0 {
         assert!(begun.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
         hub.sweep();
     }
-    assert_eq!(hub.rings.held(), 0);
-    assert!(hub.rings.first().is_none(), "nothing is left in the order");
+    assert_eq!(hub.replay_budget.held(), 0);
+    assert!(hub.replay_budget.first().is_none(), "nothing is left in the order");
 }
 
 #[test]
@@ -168,18 +173,18 @@ fn many_replay_buffers_drop_messages_before_oldest_channels() {
         hub.detach(&channel, 0);
     }
     assert_eq!(
-        hub.look_after(&key("kept"), &serial(&hub, mark.place)),
-        Start::Replay { after: spot(mark.place), is_exact: true }
+        hub.resume_start(&key("kept"), &serial(&hub, mark.offset)),
+        ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true }
     );
     hub.sweep();
     let lives = |number: usize| hub.live(&name(number)).is_some();
     assert!((0..20).all(|number| !lives(number)) && (30..95).all(lives), "the first of them");
-    assert_eq!(hub.look_after(&key("kept"), &serial(&hub, mark.place)), Start::Unknown);
-    assert_eq!(kept.mark().place, mark.place + 1, "it goes on with its numbers");
+    assert_eq!(hub.resume_start(&key("kept"), &serial(&hub, mark.offset)), ResumeStart::Unknown);
+    assert_eq!(kept.position().offset, mark.offset + 1, "it goes on with its numbers");
 }
 
-/// Clients come and go, each from where it stands, while others publish: whoever goes live by the last pull has every
-/// number once, from the pulls and then from the deliveries.
+/// Clients come and go, each from its own position, during publishes. A client that goes live after its last page has every sequence once,
+/// from the pages and then from deliveries.
 #[test]
 fn a_replay_joins_the_live_deliveries_without_a_gap_or_a_double() {
     let (hub, targets) = hub_of(1, Clock::system());
@@ -199,10 +204,10 @@ fn a_replay_joins_the_live_deliveries_without_a_gap_or_a_double() {
         }
         let (channel, first) = hub.attach(&key("a"), 0);
         hub.detach(&channel, 0);
-        let mut position = first.place;
+        let mut position = first.offset;
         for _ in 0..500 {
-            let joined = hub.attach_after(&key("a"), 0, &serial(hub, position));
-            assert_ne!(joined.start, Start::Unknown);
+            let joined = hub.attach_resuming(&key("a"), 0, &serial(hub, position));
+            assert_ne!(joined.start, ResumeStart::Unknown);
             reached.store(position, Ordering::Relaxed);
             let missed = pulled(&joined.channel, position);
             assert!(missed.iter().copied().eq(position + 1..=position + missed.len() as u64));

@@ -1,83 +1,83 @@
-//! The time by which rows expire: it follows the system clock where that drifts, and not where it steps.
+//! The expiry line, by which rows expire: follows the system clock while it drifts, but not when it steps.
 
-/// A system clock that differs by more has stepped. So much is followed at once, and so much in each hour.
+/// Difference from which the system clock counts as stepped. The line follows this much at once, and this much in each hour.
 pub const STEP_MS: u64 = 60_000;
 const HOUR_MS: u64 = 3_600_000;
 
-/// The state of the line after a reading. Times are milliseconds: epoch for the system clock, since boot for the other one.
+/// State of the expiry line after a reading. Times are milliseconds: since the epoch for the system clock, since boot for the other one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Line {
-    /// From the time since boot to that of the line.
+pub(super) struct ExpiryLine {
+    /// Difference of the line from the time since boot.
     offset_ms: i64,
-    step: Option<Step>,
-    /// The difference that the line may still follow, and when that was counted.
+    step: Option<ClockStep>,
+    /// The difference that the line may still follow, and the time of that count.
     allowance_ms: u64,
     counted_ms: u64,
     hold_ms: u64,
     steps: u64,
 }
 
-/// The system clock has left the line.
+/// A step: the system clock has left the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Step {
+pub(super) struct ClockStep {
     offset_ms: i64,
     since_ms: i64,
-    cause: Cause,
+    cause: ClockStepCause,
 }
 
 /// Why the system clock and the line are apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum ClockStepCause {
     /// The clock was set, or is wrong.
     Stepped,
-    /// The machine was off, or the node ran on another one: it cannot be told whether the clock was set.
+    /// The machine was off, or the node ran on another one: a change of the clock cannot be told from the time that passed.
     Away,
 }
 
-/// The state of a line at one moment, for the next start.
+/// State of the line at one moment, for the next start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Left {
+pub struct ClockCheckpoint {
     pub boot_ms: u64,
     pub line_ms: u64,
-    /// The system clock, and for how long it has kept to that, where it had left the line.
+    /// The stepped system clock, and how long it has kept its new time.
     pub stepped: Option<(u64, u64)>,
-    /// The cause of that is that the machine was off.
+    /// Whether the step is due to the machine having been off.
     pub is_away: bool,
 }
 
-impl Line {
+impl ExpiryLine {
     pub(super) fn new(wall_ms: u64, boot_ms: u64, hold_ms: u64) -> Self {
         let offset_ms = apart(wall_ms, boot_ms);
         Self { offset_ms, step: None, allowance_ms: STEP_MS, counted_ms: boot_ms, hold_ms, steps: 0 }
     }
 
-    /// Goes on after a restart; `is_same_boot`: the time since boot has not begun again.
+    /// Continues the line after a restart. `is_same_boot`: the time since boot has not begun again.
     pub(super) fn after(
-        left: Left,
+        left: ClockCheckpoint,
         is_same_boot: bool,
         (wall_ms, boot_ms): (u64, u64),
         hold_ms: u64,
     ) -> Self {
         let is_same_boot = is_same_boot && boot_ms >= left.boot_ms;
-        // The time that has passed since on another boot is not known.
+        // After another boot the time that has passed is unknown.
         let offset_ms = apart(left.line_ms, if is_same_boot { left.boot_ms } else { boot_ms });
         let mut line = Self { offset_ms, ..Self::new(wall_ms, boot_ms, hold_ms) };
-        line.step = left.stepped.filter(|_| is_same_boot).map(|(stepped_ms, held_ms)| Step {
+        line.step = left.stepped.filter(|_| is_same_boot).map(|(stepped_ms, held_ms)| ClockStep {
             offset_ms: apart(stepped_ms, left.boot_ms),
             since_ms: signed(left.boot_ms) - signed(held_ms),
-            cause: if left.is_away { Cause::Away } else { Cause::Stepped },
+            cause: if left.is_away { ClockStepCause::Away } else { ClockStepCause::Stepped },
         });
         line.see(wall_ms, boot_ms);
         if let Some(step) = &mut line.step
             && !is_same_boot
             && step.offset_ms > offset_ms
         {
-            (step.cause, line.steps) = (Cause::Away, 0);
+            (step.cause, line.steps) = (ClockStepCause::Away, 0);
         }
         line
     }
 
-    /// Takes up a reading of both clocks. The time by which rows expire: of the line and the system clock the earlier one.
+    /// Reads both clocks and returns the time by which rows expire: the earlier one of the line and the system clock.
     pub(super) fn see(&mut self, wall_ms: u64, boot_ms: u64) -> u64 {
         let offset_ms = apart(wall_ms, boot_ms);
         if is_near(offset_ms, self.offset_ms) {
@@ -92,7 +92,11 @@ impl Line {
                 }
                 _ => {
                     self.steps += 1;
-                    self.step = Some(Step { offset_ms, since_ms: signed(boot_ms), cause: Cause::Stepped });
+                    self.step = Some(ClockStep {
+                        offset_ms,
+                        since_ms: signed(boot_ms),
+                        cause: ClockStepCause::Stepped,
+                    });
                 }
             }
         }
@@ -119,23 +123,23 @@ impl Line {
         self.offset_ms
     }
 
-    /// How often the system clock has left the line, or another time that it had kept to.
+    /// Counts how often the system clock has left the line, or a later time that it had kept.
     pub(super) fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// By how much the system clock is ahead of the line, and why, where it has left it.
-    pub(super) fn stepped(&self) -> Option<(i64, Cause)> {
+    /// The lead of the system clock over the line and its cause, while it has left the line.
+    pub(super) fn stepped(&self) -> Option<(i64, ClockStepCause)> {
         self.step.map(|step| (step.offset_ms - self.offset_ms, step.cause))
     }
 
-    pub(super) fn left(&self, boot_ms: u64) -> Left {
+    pub(super) fn checkpoint(&self, boot_ms: u64) -> ClockCheckpoint {
         let stepped = self.step.map(|step| {
             let held_ms = u64::try_from(signed(boot_ms) - step.since_ms).unwrap_or(0);
             (at(step.offset_ms, boot_ms), held_ms)
         });
-        let is_away = self.step.is_some_and(|step| step.cause == Cause::Away);
-        Left { boot_ms, line_ms: self.at(boot_ms), stepped, is_away }
+        let is_away = self.step.is_some_and(|step| step.cause == ClockStepCause::Away);
+        ClockCheckpoint { boot_ms, line_ms: self.at(boot_ms), stepped, is_away }
     }
 }
 
@@ -151,7 +155,7 @@ fn at(offset_ms: i64, boot_ms: u64) -> u64 {
     u64::try_from(signed(boot_ms).saturating_add(offset_ms)).unwrap_or(0)
 }
 
-/// Half of the range, so that no difference of two is out of it.
+/// A signed value, limited to half the range so that a difference of two does not overflow.
 fn signed(ms: u64) -> i64 {
     i64::try_from(ms).unwrap_or(i64::MAX).min(i64::MAX / 4)
 }
@@ -163,8 +167,8 @@ mod tests {
     const BASE_MS: u64 = 1_767_225_600_000;
     const DAY_MS: i64 = 24 * 3_600_000;
 
-    fn line() -> Line {
-        Line::new(BASE_MS, 0, HOUR_MS)
+    fn line() -> ExpiryLine {
+        ExpiryLine::new(BASE_MS, 0, HOUR_MS)
     }
 
     fn wall(boot_ms: u64, ahead_ms: i64) -> u64 {
@@ -211,7 +215,7 @@ mod tests {
                 assert_eq!(line.see(wall(boot_ms, ahead_ms), boot_ms), wall(boot_ms, ahead_ms.min(0)));
                 assert_eq!(line.at(boot_ms), wall(boot_ms, 0));
             }
-            assert_eq!(line.stepped(), Some((ahead_ms, Cause::Stepped)));
+            assert_eq!(line.stepped(), Some((ahead_ms, ClockStepCause::Stepped)));
             let boot_ms = 61 * 60_000;
             assert_eq!(line.see(wall(boot_ms, ahead_ms), boot_ms), wall(boot_ms, ahead_ms), "it has held");
             assert_eq!((line.steps(), line.stepped()), (1, None));
@@ -233,9 +237,9 @@ mod tests {
     fn a_step_goes_on_over_a_restart() {
         let mut line = line();
         line.see(wall(1_000, 5 * DAY_MS), 1_000);
-        let left = line.left(30 * 60_000);
+        let left = line.checkpoint(30 * 60_000);
         let at = |boot_ms| (wall(boot_ms, 5 * DAY_MS), boot_ms);
-        let mut again = Line::after(left, true, at(40 * 60_000), HOUR_MS);
+        let mut again = ExpiryLine::after(left, true, at(40 * 60_000), HOUR_MS);
         assert_eq!(again.at(40 * 60_000), wall(40 * 60_000, 0));
         let (wall_ms, boot_ms) = at(HOUR_MS + 1_001);
         assert_eq!(again.see(wall_ms, boot_ms), wall_ms, "it has held for an hour in both runs");
@@ -245,30 +249,30 @@ mod tests {
     #[test]
     fn a_step_while_the_node_was_down_is_found() {
         for ahead_ms in [5 * DAY_MS, -5 * DAY_MS] {
-            let left = line().left(1_000);
-            let again = Line::after(left, true, (wall(9_000, ahead_ms), 9_000), HOUR_MS);
-            assert_eq!((again.steps(), again.stepped()), (1, Some((ahead_ms, Cause::Stepped))));
+            let left = line().checkpoint(1_000);
+            let again = ExpiryLine::after(left, true, (wall(9_000, ahead_ms), 9_000), HOUR_MS);
+            assert_eq!((again.steps(), again.stepped()), (1, Some((ahead_ms, ClockStepCause::Stepped))));
             assert_eq!(again.at(9_000), wall(9_000, 0));
         }
     }
 
     #[test]
     fn a_machine_that_was_off_has_not_stepped_and_waits() {
-        let left = line().left(1_000);
+        let left = line().checkpoint(1_000);
         // Booted five days later, with 500 ms on the other clock.
-        let mut again = Line::after(left, false, (wall(1_000, 5 * DAY_MS), 500), HOUR_MS);
-        assert_eq!((again.steps(), again.stepped()), (0, Some((5 * DAY_MS, Cause::Away))));
+        let mut again = ExpiryLine::after(left, false, (wall(1_000, 5 * DAY_MS), 500), HOUR_MS);
+        assert_eq!((again.steps(), again.stepped()), (0, Some((5 * DAY_MS, ClockStepCause::Away))));
         assert_eq!(again.at(500), wall(1_000, 0));
-        let third = Line::after(again.left(500), true, (wall(1_100, 5 * DAY_MS), 600), HOUR_MS);
+        let third = ExpiryLine::after(again.checkpoint(500), true, (wall(1_100, 5 * DAY_MS), 600), HOUR_MS);
         assert_eq!(
             (third.steps(), third.stepped()),
-            (0, Some((5 * DAY_MS, Cause::Away))),
+            (0, Some((5 * DAY_MS, ClockStepCause::Away))),
             "after one more restart"
         );
         let boot_ms = 500 + HOUR_MS;
         let wall_ms = wall(1_000, 5 * DAY_MS) + HOUR_MS;
         assert_eq!(again.see(wall_ms, boot_ms), wall_ms);
-        let back = Line::after(left, false, (wall(1_000, -5 * DAY_MS), 500), HOUR_MS);
-        assert_eq!(back.stepped(), Some((-5 * DAY_MS, Cause::Stepped)), "no time passes backwards");
+        let back = ExpiryLine::after(left, false, (wall(1_000, -5 * DAY_MS), 500), HOUR_MS);
+        assert_eq!(back.stepped(), Some((-5 * DAY_MS, ClockStepCause::Stepped)), "no time passes backwards");
     }
 }

@@ -1,4 +1,4 @@
-//! Time, as credentials, timestamps and expiry need it each.
+//! Clock: separate notions of time for credentials, timestamps and expiry.
 
 mod line;
 
@@ -9,42 +9,42 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::ChannelKey;
-use line::Line;
-pub use line::{Cause, Left, STEP_MS};
+use line::ExpiryLine;
+pub use line::{ClockCheckpoint, ClockStepCause, STEP_MS};
 
-/// Channels whose last timestamp is remembered while the system clock is ahead; with more all channels follow the highest.
+/// Channels whose last timestamp is remembered while the system clock is ahead. Beyond this number all channels follow the highest.
 const AHEAD_MAX: usize = 65_536;
 
-/// One clock of the node. All times are epoch milliseconds.
+/// The clock of the node. All times are epoch milliseconds.
 ///
-/// * [`Clock::now_ms`] is the system clock, which may be set in both directions: for whatever is valid until a time.
-/// * [`Clock::stamp_ms`] never goes back within a channel: for what is stored.
-/// * [`Clock::expiry_ms`] and [`Clock::line_ms`] do not follow a step of the system clock before that has held for a time: for
-///   whatever is deleted, or must not be forgotten too early.
+/// * [`Clock::now_ms`] is the system clock, which may be set in both directions: for everything that is valid until a time.
+/// * [`Clock::stamp_ms`] never goes back within a channel: for stored messages.
+/// * [`Clock::expiry_ms`] and [`Clock::line_ms`] follow a step of the system clock only after it has held for a time: for rows that are
+///   deleted, or must not be forgotten too early.
 #[derive(Clone, Debug)]
-pub struct Clock(Arc<Source>);
+pub struct Clock(Arc<ClockInner>);
 
 #[derive(Debug)]
-struct Source {
+struct ClockInner {
     readings: Readings,
     highest_ms: AtomicU64,
-    line: Mutex<Line>,
-    /// That of the line, to be read without its lock.
+    line: Mutex<ExpiryLine>,
+    /// Offset of the line, readable without its lock.
     offset_ms: AtomicI64,
-    ahead: Mutex<Ahead>,
+    ahead: Mutex<AheadStamps>,
     is_some_ahead: AtomicBool,
 }
 
 #[derive(Debug)]
 enum Readings {
     System,
-    /// For tests: the system clock, and the time since boot.
+    /// The system clock and the time since boot, for tests.
     Manual(AtomicU64, AtomicU64),
 }
 
 /// The last timestamps of channels that were published to while the system clock was ahead of the line.
 #[derive(Debug, Default)]
-struct Ahead {
+struct AheadStamps {
     last_ms: HashMap<ChannelKey, u64>,
     latest_ms: u64,
 }
@@ -54,8 +54,8 @@ struct Ahead {
 pub struct ClockState {
     /// Steps of the system clock by more than [`STEP_MS`] since the start.
     pub steps: u64,
-    /// By how much the system clock is ahead of the time by which rows expire, where that does not follow it.
-    pub apart: Option<(i64, Cause)>,
+    /// The lead of the system clock over the expiry line, while the line does not follow it.
+    pub apart: Option<(i64, ClockStepCause)>,
 }
 
 impl Clock {
@@ -63,15 +63,15 @@ impl Clock {
         Self::over(Readings::System)
     }
 
-    /// A clock that stands at `now_ms` until it is moved; for tests.
+    /// A clock that stays at `now_ms` until it is moved; for tests.
     pub fn manual(now_ms: u64) -> Self {
         Self::over(Readings::Manual(AtomicU64::new(now_ms), AtomicU64::new(0)))
     }
 
     fn over(readings: Readings) -> Self {
         let (wall_ms, boot_ms) = readings.both();
-        let line = Line::new(wall_ms, boot_ms, 0);
-        Self(Arc::new(Source {
+        let line = ExpiryLine::new(wall_ms, boot_ms, 0);
+        Self(Arc::new(ClockInner {
             readings,
             highest_ms: AtomicU64::new(0),
             offset_ms: AtomicI64::new(line.offset_ms()),
@@ -86,8 +86,8 @@ impl Clock {
         self.0.readings.wall_ms()
     }
 
-    /// The timestamp of what enters the channel now. It is not below that of what entered the channel before, nor below any
-    /// given while the system clock was on the line.
+    /// The timestamp of a message that enters the channel now. Not below the channel's last one, nor below any given while the system clock
+    /// was on the line.
     pub fn stamp_ms(&self, key: &ChannelKey) -> u64 {
         let (wall_ms, boot_ms) = self.0.readings.both();
         let line_ms = signed(boot_ms).saturating_add(self.0.offset_ms.load(Ordering::Relaxed));
@@ -102,7 +102,7 @@ impl Clock {
     fn stamp_apart(&self, key: &ChannelKey, wall_ms: u64, is_ahead: bool) -> u64 {
         let mut ahead = self.0.ahead.lock();
         if !is_ahead && wall_ms >= ahead.latest_ms {
-            *ahead = Ahead::default();
+            *ahead = AheadStamps::default();
             self.0.is_some_ahead.store(false, Ordering::Release);
             return self.raised(wall_ms);
         }
@@ -118,7 +118,7 @@ impl Clock {
             self.0.is_some_ahead.store(true, Ordering::Release);
             if ahead.last_ms.len() > AHEAD_MAX {
                 self.raise(ahead.latest_ms);
-                *ahead = Ahead::default();
+                *ahead = AheadStamps::default();
             }
         }
         stamp_ms
@@ -128,19 +128,19 @@ impl Clock {
         ms.max(self.0.highest_ms.fetch_max(ms, Ordering::Relaxed))
     }
 
-    /// The system clock, and not below any timestamp given while that was on the line: for what only has to rise.
+    /// The system clock, but not below any timestamp given while it was on the line: for values that only have to rise.
     pub fn highest_ms(&self) -> u64 {
         self.now_ms().max(self.0.highest_ms.load(Ordering::Relaxed))
     }
 
-    /// The highest time that it was raised to, or has given as a timestamp while the system clock was on the line.
-    pub fn floor_ms(&self) -> u64 {
+    /// The highest time that was raised to, or given as a timestamp while the system clock was on the line.
+    pub fn lower_bound_ms(&self) -> u64 {
         self.0.highest_ms.load(Ordering::Relaxed)
     }
 
-    /// No later timestamp is below `floor_ms`.
-    pub fn raise(&self, floor_ms: u64) {
-        self.0.highest_ms.fetch_max(floor_ms, Ordering::Relaxed);
+    /// Keeps later timestamps from being below `minimum_ms`.
+    pub fn raise(&self, minimum_ms: u64) {
+        self.0.highest_ms.fetch_max(minimum_ms, Ordering::Relaxed);
     }
 
     /// The time by which rows expire: the system clock, but not ahead of the line.
@@ -153,27 +153,28 @@ impl Clock {
         expiry_ms
     }
 
-    /// A time by which stretches are measured: it goes on evenly over a step of the system clock, until that has held.
+    /// The expiry line, for measuring durations: continues evenly over a step of the system clock until the step has held.
     pub fn line_ms(&self) -> u64 {
         self.expiry_ms();
         self.0.line.lock().at(self.0.readings.both().1)
     }
 
-    /// Takes up the line where the node has left it, and says how long a step must hold. To be called before anything expires.
-    pub fn begin(&self, left: Option<(Left, bool)>, hold_ms: u64) {
+    /// Continues the line of the previous incarnation. `hold_ms` is the time for which a step must hold. To be called before anything
+    /// expires.
+    pub fn begin(&self, left: Option<(ClockCheckpoint, bool)>, hold_ms: u64) {
         let mut line = self.0.line.lock();
         let (wall_ms, boot_ms) = self.0.readings.both();
         *line = match left {
-            Some((left, is_same_boot)) => Line::after(left, is_same_boot, (wall_ms, boot_ms), hold_ms),
-            None => Line::new(wall_ms, boot_ms, hold_ms),
+            Some((left, is_same_boot)) => ExpiryLine::after(left, is_same_boot, (wall_ms, boot_ms), hold_ms),
+            None => ExpiryLine::new(wall_ms, boot_ms, hold_ms),
         };
         self.0.offset_ms.store(line.offset_ms(), Ordering::Relaxed);
     }
 
-    /// The state that the next start goes on from.
-    pub fn left(&self) -> Left {
+    /// The state from which the next start continues.
+    pub fn checkpoint(&self) -> ClockCheckpoint {
         self.expiry_ms();
-        self.0.line.lock().left(self.0.readings.both().1)
+        self.0.line.lock().checkpoint(self.0.readings.both().1)
     }
 
     pub fn state(&self) -> ClockState {
@@ -182,7 +183,7 @@ impl Clock {
         ClockState { steps: line.steps(), apart: line.stepped() }
     }
 
-    /// Lets time pass until the system clock is there; for tests.
+    /// Lets time pass until the system clock is at `now_ms`; for tests.
     pub fn pass_to(&self, now_ms: u64) {
         if let Readings::Manual(wall, boot) = &self.0.readings {
             let before_ms = wall.fetch_max(now_ms, Ordering::Relaxed);
@@ -226,8 +227,7 @@ fn system_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since some moment, evenly whatever the system clock is set to; it goes on while the machine is suspended, where the
-/// system has such a clock.
+/// Milliseconds since some moment, independent of the system clock. Includes suspends of the machine, where the system has such a clock.
 #[expect(unsafe_code, reason = "there is no safe call for this clock")]
 pub fn since_boot_ms() -> u64 {
     #[cfg(target_os = "linux")]
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_is_taken_back_leaves_other_channels_alone() {
+    fn reverted_clock_step_leaves_other_channels_alone() {
         let clock = Clock::manual(NOW_MS);
         let (a, b) = (channel("a"), channel("b"));
         clock.set(NOW_MS + 5 * DAY_MS);
@@ -301,7 +301,7 @@ mod tests {
         clock.begin(None, 3_600_000);
         clock.set(NOW_MS + 5 * DAY_MS);
         assert_eq!((clock.expiry_ms(), clock.line_ms()), (NOW_MS, NOW_MS));
-        assert_eq!(clock.state().apart, Some(((5 * DAY_MS).cast_signed(), Cause::Stepped)));
+        assert_eq!(clock.state().apart, Some(((5 * DAY_MS).cast_signed(), ClockStepCause::Stepped)));
         clock.pass_to(NOW_MS + 5 * DAY_MS + 3_600_000);
         assert_eq!(clock.expiry_ms(), NOW_MS + 5 * DAY_MS + 3_600_000);
         clock.set(NOW_MS);

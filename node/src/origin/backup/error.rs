@@ -1,4 +1,4 @@
-//! Why a backup cannot be read or restored.
+//! Errors while a backup is read or restored.
 
 use std::fmt;
 use std::io;
@@ -6,50 +6,50 @@ use std::path::PathBuf;
 
 use super::format::FORMAT;
 
-/// Where in a backup something was found.
+/// Location of a finding in a backup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Place {
-    /// Where the block begins.
+pub struct BlockLocation {
+    /// Byte offset at which the block begins.
     pub byte: u64,
-    /// From 0.
+    /// Number of the block, from 0.
     pub block: u64,
-    /// Database and name, of rows.
+    /// Database and name of the table, for blocks of rows.
     pub table: Option<Box<str>>,
 }
 
-/// Why a backup was not read to its end, or not restored.
+/// Reason why a backup was not read to its end, or not restored.
 #[derive(Debug)]
 pub enum BackupError {
-    /// It does not begin as a backup.
+    /// The file does not begin like a backup.
     Foreign,
     Version {
         found: String,
     },
-    /// Of the rows of a database.
+    /// The format of a database's rows is not one that this version restores.
     Rows {
         database: &'static str,
         found: String,
         known: &'static str,
         node_version: String,
     },
-    /// It ends before its end.
-    Cut(Place),
+    /// The backup is truncated.
+    Cut(BlockLocation),
     Damaged {
-        place: Place,
+        location: BlockLocation,
         reason: &'static str,
     },
-    /// Whoever wrote it says that it is not whole.
+    /// The writer has recorded in the backup that it gave up, so the backup is incomplete.
     GaveUp {
-        place: Place,
+        location: BlockLocation,
         reason: String,
     },
     Unread(io::Error),
-    /// The data folder has something in it.
+    /// The data folder is not empty.
     NotEmpty {
         folder: PathBuf,
         found: String,
     },
-    /// Another restore fills the folder.
+    /// Another restore is filling the folder.
     Busy(PathBuf),
     Unwritten {
         path: PathBuf,
@@ -57,7 +57,7 @@ pub enum BackupError {
     },
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for BlockLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "byte {} (block {}", self.byte, self.block)?;
         if let Some(table) = &self.table {
@@ -80,10 +80,10 @@ impl fmt::Display for BackupError {
                  with the version that wrote it, {node_version}"
             ),
             Self::Cut(place) => write!(f, "the backup is cut short: it ends within the block at {place}"),
-            Self::Damaged { place, reason } => {
+            Self::Damaged { location: place, reason } => {
                 write!(f, "the backup is damaged in the block at {place}: {reason}")
             }
-            Self::GaveUp { place, reason } => {
+            Self::GaveUp { location: place, reason } => {
                 write!(f, "the backup is not whole: at {place} its writer gave up, because {reason}")
             }
             Self::Unread(_) => f.write_str("the backup cannot be read"),

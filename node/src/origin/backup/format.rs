@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 
 use flate2::Crc;
 
-use super::error::{BackupError, Place};
+use super::error::{BackupError, BlockLocation};
 
 /// The first line of a backup, before the number of its format.
 const MAGIC: &[u8] = b"fanfare backup ";
@@ -16,13 +16,12 @@ pub(super) const FORMAT: u32 = 1;
 /// The magic, four digits and the end of the line.
 const LINE_BYTES: usize = MAGIC.len() + 5;
 const HEAD_BYTES: usize = 13;
-/// A row lies in one block, and is far smaller. What a damaged length can make a reader allocate.
+/// Largest content of a block, which bounds the allocation that a damaged length can cause. A row fits into one block and is far smaller.
 pub(super) const CONTENT_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// What a block holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Kind {
+pub(super) enum BlockKind {
     /// First: JSON.
     Header = b'H',
     /// A file of the data folder: its name, a line feed, its content.
@@ -32,11 +31,11 @@ pub(super) enum Kind {
     Rows = b'R',
     /// Last: the totals as JSON.
     End = b'E',
-    /// In the place of the end: why the writer gave up.
+    /// Replaces `End` in a backup that was given up: the reason.
     GaveUp = b'X',
 }
 
-impl Kind {
+impl BlockKind {
     const ALL: [Self; 6] = [Self::Header, Self::File, Self::Table, Self::Rows, Self::End, Self::GaveUp];
 
     fn of(byte: u8) -> Option<Self> {
@@ -57,7 +56,7 @@ impl<W: Write> BlockWriter<W> {
         Ok(Self { out, number: 0, block: Vec::new() })
     }
 
-    pub(super) fn put(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+    pub(super) fn put(&mut self, kind: BlockKind, content: &[u8]) -> io::Result<()> {
         if content.len() > CONTENT_BYTES_MAX {
             return Err(io::Error::other("a row is too long for a backup"));
         }
@@ -89,8 +88,8 @@ impl<W: Write> BlockWriter<W> {
 
 pub(super) struct BlockReader<R> {
     from: R,
-    /// Of the block that was read last.
-    place: Place,
+    /// Location of the block that was read last.
+    location: BlockLocation,
     next_byte: u64,
     next_block: u64,
     stored: Vec<u8>,
@@ -98,20 +97,22 @@ pub(super) struct BlockReader<R> {
 }
 
 impl<R: Read> BlockReader<R> {
+    /// Begins to read a backup.
+    ///
     /// # Errors
-    /// It is no backup, or one of another format.
+    /// The input is not a backup, or one of another format.
     pub(super) fn begin(mut from: R) -> Result<Self, BackupError> {
         let mut line = [0; LINE_BYTES];
         let length = read_all(&mut from, &mut line).map_err(BackupError::Unread)?;
         let Some(number) = line[..length].strip_prefix(MAGIC) else {
-            // Also of a file that ends within its first line.
+            // // A file that ends within its first line counts as truncated too.
             return Err(match !line[..length].is_empty() && MAGIC.starts_with(&line[..length]) {
-                true => BackupError::Cut(Place::default()),
+                true => BackupError::Cut(BlockLocation::default()),
                 false => BackupError::Foreign,
             });
         };
         if length < LINE_BYTES {
-            return Err(BackupError::Cut(Place::default()));
+            return Err(BackupError::Cut(BlockLocation::default()));
         }
         let Some(number) = number.strip_suffix(b"\n") else { return Err(BackupError::Foreign) };
         let found = String::from_utf8_lossy(number).into_owned();
@@ -120,26 +121,26 @@ impl<R: Read> BlockReader<R> {
             Ok(_) => return Err(BackupError::Version { found }),
             Err(_) => return Err(BackupError::Foreign),
         }
-        let (place, next_byte) = (Place::default(), LINE_BYTES as u64);
-        Ok(Self { from, place, next_byte, next_block: 0, stored: Vec::new(), content: Vec::new() })
+        let (place, next_byte) = (BlockLocation::default(), LINE_BYTES as u64);
+        Ok(Self { from, location: place, next_byte, next_block: 0, stored: Vec::new(), content: Vec::new() })
     }
 
-    /// Of the block that was read last, or could not be.
-    pub(super) fn place(&self) -> Place {
-        self.place.clone()
+    /// Location of the block that was read last, or could not be read.
+    pub(super) fn location(&self) -> BlockLocation {
+        self.location.clone()
     }
 
     pub(super) fn set_table(&mut self, table: &str) {
-        self.place.table = Some(table.into());
+        self.location.table = Some(table.into());
     }
 
-    /// The next block, whole and as it was written.
-    pub(super) fn next(&mut self) -> Result<(Kind, &[u8]), BackupError> {
-        (self.place.byte, self.place.block) = (self.next_byte, self.next_block);
+    /// Reads the next block and verifies its checksum.
+    pub(super) fn next(&mut self) -> Result<(BlockKind, &[u8]), BackupError> {
+        (self.location.byte, self.location.block) = (self.next_byte, self.next_block);
         let mut head = [0; HEAD_BYTES];
         let length = read_all(&mut self.from, &mut head).map_err(BackupError::Unread)?;
         if length < HEAD_BYTES {
-            return Err(BackupError::Cut(self.place()));
+            return Err(BackupError::Cut(self.location()));
         }
         let field = |at: usize| u32::from_be_bytes(std::array::from_fn(|byte| head[at + byte]));
         let (content, stored, sum) = (field(1) as usize, field(5) as usize, field(9));
@@ -149,12 +150,12 @@ impl<R: Read> BlockReader<R> {
         self.stored.resize(stored, 0);
         let length = read_all(&mut self.from, &mut self.stored).map_err(BackupError::Unread)?;
         if length < stored {
-            return Err(BackupError::Cut(self.place()));
+            return Err(BackupError::Cut(self.location()));
         }
-        if checksum(self.place.block, &head[..9], &self.stored) != sum {
+        if checksum(self.location.block, &head[..9], &self.stored) != sum {
             return Err(self.damaged("its checksum is another one"));
         }
-        let kind = Kind::of(head[0]).ok_or_else(|| self.damaged("its kind is unknown"))?;
+        let kind = BlockKind::of(head[0]).ok_or_else(|| self.damaged("its kind is unknown"))?;
         if stored == content {
             std::mem::swap(&mut self.content, &mut self.stored);
         } else {
@@ -169,10 +170,10 @@ impl<R: Read> BlockReader<R> {
         Ok((kind, &self.content))
     }
 
-    /// The bytes of it all.
+    /// Ends the reading and returns the size of the backup in bytes.
     ///
     /// # Errors
-    /// Something follows the last block.
+    /// Bytes follow the last block.
     pub(super) fn end(mut self) -> Result<u64, BackupError> {
         match read_all(&mut self.from, &mut [0]).map_err(BackupError::Unread)? {
             0 => Ok(self.next_byte),
@@ -181,7 +182,7 @@ impl<R: Read> BlockReader<R> {
     }
 
     pub(super) fn damaged(&self, reason: &'static str) -> BackupError {
-        BackupError::Damaged { place: self.place(), reason }
+        BackupError::Damaged { location: self.location(), reason }
     }
 }
 
@@ -193,7 +194,7 @@ fn checksum(number: u64, head: &[u8], stored: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// As much as there is.
+/// Reads until the buffer is full or the input ends, and returns the number of bytes.
 fn read_all(from: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

@@ -1,7 +1,7 @@
-//! Backups of what a node keeps on its own disk: the embedded store, the outbox, and the files that go on with them.
+//! Backups of a node's local disk: the embedded store, the outbox, and the files that belong to them.
 //!
-//! `source` takes the moment of each database and writes its rows, `read` reads a backup and finds whatever is wrong with it, `restore`
-//! fills an empty data folder, and `stream` makes a backup of a running node as fast as its reader takes it.
+//! `source` takes a snapshot of each database and writes its rows, and `read` reads and verifies a backup. `restore` fills an empty data
+//! folder, and `stream` makes a backup of a running node as fast as its reader takes it.
 
 mod error;
 mod format;
@@ -15,21 +15,21 @@ mod tests;
 use serde::{Deserialize, Serialize};
 
 pub use super::disk::snapshot::DiskSnapshot;
-pub use error::{BackupError, Place};
+pub use error::{BackupError, BlockLocation};
 pub use read::check;
-pub use restore::{Restored, is_unfinished, restore, restored};
-pub use source::{Origin, Source, Stopped, StoppedError, WriteError};
+pub use restore::{RestoreRecord, is_unfinished, restore, restore_record};
+pub use source::{BackupOrigin, BackupSource, BackupWriteError, StoppedError, StoppedNodeSource};
 pub use stream::{BackupRefused, BackupStream, Backups};
 
 /// The databases of a node, as a backup names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Database {
+enum BackupDatabase {
     Store,
     Outbox,
 }
 
-impl Database {
-    /// Also that of its folder.
+impl BackupDatabase {
+    /// The database's name, which is also the name of its folder.
     fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
@@ -38,37 +38,37 @@ impl Database {
     }
 }
 
-/// What a backup says of itself first.
+/// First block of a backup: its origin and formats.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Header {
-    /// Of the program that wrote it.
+pub struct BackupHeader {
+    /// Version of the program that wrote the backup.
     pub node_version: String,
     pub node_id: String,
-    /// The system clock when it was begun: all that was acknowledged before is in it.
+    /// System clock at the beginning of the backup, in epoch milliseconds. All writes acknowledged before are in the backup.
     pub taken_ms: u64,
-    /// The versions of the rows; none: the database is not in it.
+    /// Format of the store's rows; `None` if the backup has no store.
     pub store_format: Option<String>,
     pub outbox_format: Option<String>,
-    /// An estimate, for who watches.
+    /// Estimated number of rows, for progress display.
     pub rows_about: u64,
 }
 
-/// What a backup holds, as it says last.
+/// Last block of a backup: its totals.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Totals {
+pub struct BackupTotals {
     pub tables: u64,
     pub rows: u64,
-    /// Of keys and values.
+    /// Bytes of all keys and values.
     pub row_bytes: u64,
 }
 
 /// A backup that was read to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    pub header: Header,
-    pub totals: Totals,
-    /// Of the backup itself.
+pub struct BackupSummary {
+    pub header: BackupHeader,
+    pub totals: BackupTotals,
+    /// Size of the backup file in bytes.
     pub bytes: u64,
 }

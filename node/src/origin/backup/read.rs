@@ -1,58 +1,58 @@
-//! A backup, read block by block: whatever it gives was whole.
+//! Reads a backup block by block; every part that it gives has passed its checks.
 
 use std::io::Read;
 
 use super::error::BackupError;
-use super::format::{BlockReader, Kind};
-use super::{Database, Header, Summary, Totals};
+use super::format::{BlockKind, BlockReader};
+use super::{BackupDatabase, BackupHeader, BackupSummary, BackupTotals};
 use crate::origin::{history, outbox};
 
 /// A part of a backup, in the order in which it comes.
-pub(super) enum Part<'a> {
+pub(super) enum BackupPart<'a> {
     File(&'a str, &'a [u8]),
-    Table(Database, &'a str),
-    /// Of the table before, in the order of their keys.
-    Rows(Rows<'a>),
+    Table(BackupDatabase, &'a str),
+    /// Rows of the last table, in the order of their keys.
+    Rows(BlockRows<'a>),
 }
 
-/// Reads a backup to its end and keeps nothing of it. `told` hears after each block how many rows were read, of about how many.
+/// Reads a backup to its end and discards the content. Reports after each block the rows read so far and their estimated total.
 ///
 /// # Errors
-/// It is not whole, or this version cannot restore it.
-pub fn check(from: impl Read, told: impl FnMut(u64, u64)) -> Result<Summary, BackupError> {
-    read(from, told, |_| Ok(()), |_| Ok(()))
+/// The backup is incomplete or damaged, or this version cannot restore it.
+pub fn check(from: impl Read, on_progress: impl FnMut(u64, u64)) -> Result<BackupSummary, BackupError> {
+    read(from, on_progress, |_| Ok(()), |_| Ok(()))
 }
 
-/// The same, with each part.
+/// Reads a backup like [`check`], and passes each part on.
 pub(super) fn read(
     from: impl Read,
-    mut told: impl FnMut(u64, u64),
-    begin: impl FnOnce(&Header) -> Result<(), BackupError>,
-    mut take: impl FnMut(Part<'_>) -> Result<(), BackupError>,
-) -> Result<Summary, BackupError> {
+    mut on_progress: impl FnMut(u64, u64),
+    begin: impl FnOnce(&BackupHeader) -> Result<(), BackupError>,
+    mut take: impl FnMut(BackupPart<'_>) -> Result<(), BackupError>,
+) -> Result<BackupSummary, BackupError> {
     let mut blocks = BlockReader::begin(from)?;
     let header = match blocks.next()? {
-        (Kind::Header, content) => serde_json::from_slice::<Header>(content).ok(),
+        (BlockKind::Header, content) => serde_json::from_slice::<BackupHeader>(content).ok(),
         _ => None,
     };
     let header = header.ok_or_else(|| blocks.damaged("it is no header"))?;
-    known(&header)?;
+    check_formats(&header)?;
     begin(&header)?;
-    let mut totals = Totals::default();
-    let mut databases: Vec<Database> = Vec::new();
+    let mut totals = BackupTotals::default();
+    let mut databases: Vec<BackupDatabase> = Vec::new();
     loop {
         let (kind, content) = blocks.next()?;
         match kind {
-            Kind::Header => return Err(blocks.damaged("it is a second header")),
-            Kind::File => {
+            BlockKind::Header => return Err(blocks.damaged("it is a second header")),
+            BlockKind::File => {
                 let file = content
                     .iter()
                     .position(|byte| *byte == b'\n')
                     .and_then(|end| Some((std::str::from_utf8(&content[..end]).ok()?, &content[end + 1..])));
                 let Some((name, content)) = file else { return Err(blocks.damaged("it is no file")) };
-                take(Part::File(name, content))?;
+                take(BackupPart::File(name, content))?;
             }
-            Kind::Table => {
+            BlockKind::Table => {
                 let Some((database, name)) =
                     std::str::from_utf8(content).ok().and_then(|text| table(text, &header))
                 else {
@@ -64,39 +64,41 @@ pub(super) fn read(
                     }
                     databases.push(database);
                 }
-                take(Part::Table(database, name))?;
+                take(BackupPart::Table(database, name))?;
                 let table = format!("{}/{name}", database.name());
                 blocks.set_table(&table);
                 totals.tables += 1;
             }
-            Kind::Rows => {
-                let counted = if totals.tables > 0 { Rows(content).counted() } else { None };
+            BlockKind::Rows => {
+                let counted = if totals.tables > 0 { BlockRows(content).counted() } else { None };
                 let Some((rows, bytes)) = counted else {
                     return Err(blocks.damaged("its rows have no end, or no key"));
                 };
                 totals.rows += rows;
                 totals.row_bytes += bytes;
-                take(Part::Rows(Rows(content)))?;
-                told(totals.rows, header.rows_about);
+                take(BackupPart::Rows(BlockRows(content)))?;
+                on_progress(totals.rows, header.rows_about);
             }
-            Kind::GaveUp => {
+            BlockKind::GaveUp => {
                 let reason = String::from_utf8_lossy(content).into_owned();
-                return Err(BackupError::GaveUp { place: blocks.place(), reason });
+                return Err(BackupError::GaveUp { location: blocks.location(), reason });
             }
-            Kind::End => {
+            BlockKind::End => {
                 if serde_json::from_slice(content).ok() != Some(totals) {
                     return Err(blocks.damaged("it counts other rows than came before it"));
                 }
                 let bytes = blocks.end()?;
-                return Ok(Summary { header, totals, bytes });
+                return Ok(BackupSummary { header, totals, bytes });
             }
         }
     }
 }
 
+/// Checks that this version knows the formats of the rows.
+///
 /// # Errors
-/// Rows of a later version.
-fn known(header: &Header) -> Result<(), BackupError> {
+/// A later version wrote the rows.
+fn check_formats(header: &BackupHeader) -> Result<(), BackupError> {
     let formats = [
         ("store", &header.store_format, history::STORE_FORMAT),
         ("outbox", &header.outbox_format, outbox::FORMAT),
@@ -110,24 +112,24 @@ fn known(header: &Header) -> Result<(), BackupError> {
     Ok(())
 }
 
-fn table<'a>(text: &'a str, header: &Header) -> Option<(Database, &'a str)> {
+fn table<'a>(text: &'a str, header: &BackupHeader) -> Option<(BackupDatabase, &'a str)> {
     let (database, name) = text.split_once('/')?;
     match database {
         "store" if header.store_format.is_some() && history::is_stored_table(name) => {
-            Some((Database::Store, name))
+            Some((BackupDatabase::Store, name))
         }
         "outbox" if header.outbox_format.is_some() && outbox::is_table(name) => {
-            Some((Database::Outbox, name))
+            Some((BackupDatabase::Outbox, name))
         }
         _ => None,
     }
 }
 
-/// Rows of a block, one after another. They end early where a length goes beyond the block or a key is empty.
-pub(super) struct Rows<'a>(&'a [u8]);
+/// Iterator over the rows of a block. Ends early if a length exceeds the block or a key is empty.
+pub(super) struct BlockRows<'a>(&'a [u8]);
 
-impl Rows<'_> {
-    /// The number of rows, and of the bytes of keys and values. None: they end early.
+impl BlockRows<'_> {
+    /// Counts the rows and the bytes of keys and values; `None` if the iterator ends early.
     fn counted(mut self) -> Option<(u64, u64)> {
         let (mut rows, mut bytes) = (0, 0);
         for (key, value) in self.by_ref() {
@@ -138,7 +140,7 @@ impl Rows<'_> {
     }
 }
 
-impl<'a> Iterator for Rows<'a> {
+impl<'a> Iterator for BlockRows<'a> {
     type Item = (&'a [u8], &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {

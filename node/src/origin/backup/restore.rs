@@ -1,7 +1,8 @@
-//! A backup into an empty data folder.
+//! Restores a backup into an empty data folder.
 //!
-//! All of it is written under `restoring/` and moved at its end. As long as that folder is there a node does not start on the data folder,
-//! and a restore begins anew: it was alone there, so whatever else it finds of its own names is of the restore that was cut short.
+//! All data is written under `restoring/` and moved at the end. While that folder exists, no node starts on the data folder, and a restore
+//! starts from the beginning. The interrupted restore was alone in the folder, so all files with the names of `MOVED` are left-overs of
+//! it.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -13,44 +14,44 @@ use fjall::{OwnedWriteBatch, PersistMode};
 use serde::{Deserialize, Serialize};
 
 use super::error::BackupError;
-use super::read::{Part, Rows, read};
-use super::{Database, Header, Summary};
+use super::read::{BackupPart, BlockRows, read};
+use super::{BackupDatabase, BackupHeader, BackupSummary};
 use crate::accounts::development::make_private_folder;
 use crate::data_file;
 use crate::origin::disk::engine;
 use crate::origin::disk::tables::{self, Table, UNSEALED_BYTES_MAX};
 use crate::origin::history;
 
-const ASIDE: &str = "restoring";
-/// What a new volume has.
+const RESTORE_FOLDER: &str = "restoring";
+/// Folder that exists on a new volume.
 const LOST_AND_FOUND: &str = "lost+found";
 const RESTORED: &str = "restored.json";
 /// Files of the data folder that a backup may bring.
 const FILES: [&str; 1] = ["node-id"];
-/// All that a restore leaves in the data folder, in the order in which it is moved there.
+/// Everything that a restore leaves in the data folder, in the order in which it is moved there.
 const MOVED: [&str; 4] = ["node-id", RESTORED, "outbox", "store"];
-/// Rows of one write, after which comes a look at what the tables hold in memory.
+/// Bytes of one write, after which the memory of the tables is checked.
 const LOOK_BYTES: usize = 1024 * 1024;
-/// A row takes so much beside its key and value while it is written.
+/// Overhead of a row beside its key and value while it is written, in bytes.
 const ROW_BYTES: usize = 128;
-/// Rows that a write has room for at first.
+/// Initial row capacity of a write.
 const ROWS: usize = 1024;
 
-/// Where the data of a folder is from. Times are epoch milliseconds of the system clock.
+/// Origin of the data of a folder. Times are epoch milliseconds of the system clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Restored {
-    /// When the backup was begun. What came later is not known here: used nonces and revocations too.
+pub struct RestoreRecord {
+    /// Start of the backup. The folder lacks everything later, including used nonces and revocations.
     pub taken_ms: u64,
-    /// When the restore ended.
+    /// End of the restore.
     pub restored_ms: u64,
 }
 
-/// What a restore has left in the data folder; none: it was not restored.
+/// Reads the record that a restore has left in the data folder; `None` if the folder was not restored.
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn restored(data_dir: &Path) -> io::Result<Option<Restored>> {
+pub fn restore_record(data_dir: &Path) -> io::Result<Option<RestoreRecord>> {
     match fs::read(data_dir.join(RESTORED)) {
         Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::from),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -58,24 +59,24 @@ pub fn restored(data_dir: &Path) -> io::Result<Option<Restored>> {
     }
 }
 
-/// A restore into the folder is under way, or was cut short.
+/// Returns whether a restore into the folder is under way or was interrupted.
 pub fn is_unfinished(data_dir: &Path) -> bool {
-    data_dir.join(ASIDE).exists()
+    data_dir.join(RESTORE_FOLDER).exists()
 }
 
-/// Fills the data folder, which is empty or missing. `told` hears how many rows were written, of about how many.
+/// Fills the data folder, which must be empty or missing. Reports the rows written so far and their estimated total.
 ///
 /// # Errors
-/// The folder has something in it, the backup is not whole, or the disk takes no more. Nothing is left in place then.
+/// The folder is not empty, the backup is incomplete, or the disk refuses writes. No restored data stays in place then.
 pub fn restore(
     from: impl Read,
     data_dir: &Path,
     now_ms: impl FnOnce() -> u64,
-    told: impl FnMut(u64, u64),
-) -> Result<Summary, BackupError> {
-    let aside = Aside::open(data_dir)?;
-    let outcome = fill(&aside, from, told).and_then(|summary| {
-        let restored = Restored {
+    on_progress: impl FnMut(u64, u64),
+) -> Result<BackupSummary, BackupError> {
+    let aside = RestoreFolder::open(data_dir)?;
+    let outcome = fill(&aside, from, on_progress).and_then(|summary| {
+        let restored = RestoreRecord {
             taken_ms: summary.header.taken_ms,
             restored_ms: now_ms().max(summary.header.taken_ms),
         };
@@ -85,38 +86,42 @@ pub fn restore(
     outcome.inspect_err(|_| aside.discard())
 }
 
-fn fill(aside: &Aside, from: impl Read, told: impl FnMut(u64, u64)) -> Result<Summary, BackupError> {
-    let mut targets: Vec<Target> = Vec::new();
-    let begin = |_: &Header| Ok(());
-    let summary = read(from, told, begin, |part| match part {
-        Part::File(name, content) if FILES.contains(&name) => {
+fn fill(
+    aside: &RestoreFolder,
+    from: impl Read,
+    on_progress: impl FnMut(u64, u64),
+) -> Result<BackupSummary, BackupError> {
+    let mut targets: Vec<RestoreTarget> = Vec::new();
+    let begin = |_: &BackupHeader| Ok(());
+    let summary = read(from, on_progress, begin, |part| match part {
+        BackupPart::File(name, content) if FILES.contains(&name) => {
             let path = aside.path(name);
             data_file::write_private(&path, content).map_err(unwritten(&path))
         }
-        // Of a later version, which says by its format where one cannot go on without.
-        Part::File(..) => Ok(()),
-        Part::Table(database, name) => {
+        // A file of a later version is skipped: if that version needed it, the backup would have another format number.
+        BackupPart::File(..) => Ok(()),
+        BackupPart::Table(database, name) => {
             if targets.last().is_none_or(|target| target.of != database) {
-                targets.push(Target::make(database, &aside.path(database.name()))?);
+                targets.push(RestoreTarget::make(database, &aside.path(database.name()))?);
             }
             targets.last_mut().map_or(Ok(()), |target| target.begin(name))
         }
-        Part::Rows(rows) => targets.last_mut().map_or(Ok(()), |target| target.put(rows)),
+        BackupPart::Rows(rows) => targets.last_mut().map_or(Ok(()), |target| target.put(rows)),
     })?;
-    targets.into_iter().try_for_each(Target::finish)?;
+    targets.into_iter().try_for_each(RestoreTarget::finish)?;
     Ok(summary)
 }
 
 /// The folder in which a restore is made.
-struct Aside {
+struct RestoreFolder {
     data_dir: PathBuf,
-    /// Held as long as the restore goes on.
+    /// Lock, held for the whole restore.
     _lock: File,
 }
 
-impl Aside {
+impl RestoreFolder {
     fn open(data_dir: &Path) -> Result<Self, BackupError> {
-        let folder = data_dir.join(ASIDE);
+        let folder = data_dir.join(RESTORE_FOLDER);
         only_own(data_dir)?;
         make_private_folder(&folder).map_err(unwritten(&folder))?;
         let path = folder.join("lock");
@@ -133,11 +138,11 @@ impl Aside {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.data_dir.join(ASIDE).join(name)
+        self.data_dir.join(RESTORE_FOLDER).join(name)
     }
 
-    /// Moves it all into place. A kill between two moves leaves `restoring/`.
-    fn finish(&self, restored: Restored) -> Result<(), BackupError> {
+    /// Moves all data into place. A crash between two moves leaves `restoring/` behind.
+    fn finish(&self, restored: RestoreRecord) -> Result<(), BackupError> {
         let file = self.path(RESTORED);
         let text = serde_json::to_vec(&restored).map_err(io::Error::from);
         text.and_then(|text| data_file::write_private(&file, &text)).map_err(unwritten(&file))?;
@@ -151,16 +156,16 @@ impl Aside {
                 }
             }
             sync(data_dir)?;
-            fs::remove_dir_all(data_dir.join(ASIDE))?;
+            fs::remove_dir_all(data_dir.join(RESTORE_FOLDER))?;
             sync(data_dir)
         };
         moved().map_err(unwritten(data_dir))
     }
 
-    /// Who restores as root leaves it all to the owner of the data folder, as whom the node runs.
+    /// Gives all restored files to the owner of the data folder, as whom the node runs, if root runs the restore.
     fn give_to_owner(&self) -> io::Result<()> {
         let owner = fs::metadata(&self.data_dir)?;
-        let own = fs::metadata(self.data_dir.join(ASIDE))?;
+        let own = fs::metadata(self.data_dir.join(RESTORE_FOLDER))?;
         if own.uid() != 0 || (owner.uid(), owner.gid()) == (own.uid(), own.gid()) {
             return Ok(());
         }
@@ -180,16 +185,16 @@ impl Aside {
         Ok(())
     }
 
-    /// After an error. What cannot be removed is found by the next restore.
+    /// Removes all restored files after an error. The next restore finds files that cannot be removed.
     fn discard(&self) {
         for name in MOVED {
             remove(&self.data_dir.join(name)).ok();
         }
-        fs::remove_dir_all(self.data_dir.join(ASIDE)).ok();
+        fs::remove_dir_all(self.data_dir.join(RESTORE_FOLDER)).ok();
     }
 }
 
-/// Nothing but what a restore that was cut short has left.
+/// Checks that the folder holds nothing but left-overs of an interrupted restore.
 fn only_own(data_dir: &Path) -> Result<(), BackupError> {
     let entries = match fs::read_dir(data_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -198,7 +203,7 @@ fn only_own(data_dir: &Path) -> Result<(), BackupError> {
     let is_begun = is_unfinished(data_dir);
     for entry in entries {
         let name = entry.map_err(unwritten(data_dir))?.file_name();
-        let is_own = name == ASIDE || is_begun && MOVED.iter().any(|own| name == *own);
+        let is_own = name == RESTORE_FOLDER || is_begun && MOVED.iter().any(|own| name == *own);
         if !is_own && name != LOST_AND_FOUND {
             let found = name.to_string_lossy().into_owned();
             return Err(BackupError::NotEmpty { folder: data_dir.to_owned(), found });
@@ -215,7 +220,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The names in a folder outlast a loss of power.
+/// Syncs a folder, so that the names in it survive a loss of power.
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
@@ -225,9 +230,9 @@ fn unwritten<E: fmt::Display>(path: &Path) -> impl FnOnce(E) -> BackupError + us
     move |error| BackupError::Unwritten { path, reason: error.to_string() }
 }
 
-/// A database that is filled.
-struct Target {
-    of: Database,
+/// A database that a restore is filling.
+struct RestoreTarget {
+    of: BackupDatabase,
     folder: PathBuf,
     database: fjall::Database,
     tables: Vec<Table>,
@@ -235,8 +240,8 @@ struct Target {
     unlooked: usize,
 }
 
-impl Target {
-    fn make(of: Database, folder: &Path) -> Result<Self, BackupError> {
+impl RestoreTarget {
+    fn make(of: BackupDatabase, folder: &Path) -> Result<Self, BackupError> {
         engine::listen();
         make_private_folder(folder).map_err(unwritten(folder))?;
         let database = tables::database(folder).open().map_err(failed(folder))?;
@@ -251,17 +256,17 @@ impl Target {
         Ok(())
     }
 
-    fn put(&mut self, rows: Rows<'_>) -> Result<(), BackupError> {
+    fn put(&mut self, rows: BlockRows<'_>) -> Result<(), BackupError> {
         let written = self.try_put(rows);
         written.map_err(failed(&self.folder))
     }
 
-    fn try_put(&mut self, rows: Rows<'_>) -> fjall::Result<()> {
+    fn try_put(&mut self, rows: BlockRows<'_>) -> fjall::Result<()> {
         let Some(table) = self.tables.last() else { return Ok(()) };
         let keyspace = table.keyspace();
         let mut batch = OwnedWriteBatch::with_capacity(self.database.clone(), ROWS);
         for (key, value) in rows {
-            if self.of == Database::Store && history::ends_with_a_restore(&self.table, key) {
+            if self.of == BackupDatabase::Store && history::is_dropped_by_restore(&self.table, key) {
                 continue;
             }
             batch.insert(keyspace, key, value);

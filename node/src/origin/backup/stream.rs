@@ -15,21 +15,21 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-use super::source::{Source, WriteError};
+use super::source::{BackupSource, BackupWriteError};
 use crate::origin::history::StoreError;
 
-/// Blocks that wait for the reader; where there are so many, the thread that makes them waits.
+/// Blocks that may wait for the reader; the thread that makes them then blocks.
 const BLOCKS: usize = 2;
-/// A reader that takes no block for so long holds the node's snapshots no longer.
+/// Time after which a reader that takes no block loses the backup, so that it no longer holds the node's snapshots.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LAST: &str = "fanfare_last_backup_timestamp_seconds";
 
-/// Makes one backup at a time.
+/// Backups of a running node, one at a time.
 pub struct Backups {
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
-/// Why a backup was not begun.
+/// Reason why a backup was not begun.
 #[derive(Debug)]
 pub enum BackupRefused {
     /// Another one is under way.
@@ -50,57 +50,57 @@ impl std::error::Error for BackupRefused {}
 
 impl Default for Backups {
     fn default() -> Self {
-        for outcome in Outcome::ALL {
+        for outcome in BackupOutcome::ALL {
             count(outcome, 0);
         }
         metrics::gauge!(LAST).set(0.0);
-        Self { room: Arc::new(Semaphore::new(1)) }
+        Self { permits: Arc::new(Semaphore::new(1)) }
     }
 }
 
 impl Backups {
-    /// `take` runs on a thread that may block.
+    /// Begins a backup; `take` runs on a thread that may block.
     pub async fn begin(
         &self,
-        take: impl FnOnce() -> Result<Source, StoreError> + Send + 'static,
+        take: impl FnOnce() -> Result<BackupSource, StoreError> + Send + 'static,
     ) -> Result<BackupStream, BackupRefused> {
-        let place = Arc::clone(&self.room).try_acquire_owned().map_err(|_| BackupRefused::Busy)?;
+        let place = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| BackupRefused::Busy)?;
         let taken = tokio::task::spawn_blocking(take).await;
         let source = taken.unwrap_or_else(|error| Err(StoreError::failed(error)));
         let source = source.map_err(BackupRefused::Store).inspect_err(|error| {
             tracing::error!(%error, "backup not begun");
-            count(Outcome::Failed, 1);
+            count(BackupOutcome::Failed, 1);
         })?;
         let (sender, blocks) = mpsc::channel(BLOCKS);
-        let run = Arc::new(Run::begin(source.taken_ms()));
+        let run = Arc::new(BackupTracker::begin(source.taken_ms()));
         let own = Arc::clone(&run);
-        let mut reader = Reader { sender, runtime: Handle::current() };
+        let mut reader = BlockSender { sender, runtime: Handle::current() };
         let walk = tokio::task::spawn_blocking(move || {
             let written = catch_unwind(AssertUnwindSafe(|| source.write(&mut reader)));
-            // The node is free for another backup, whatever this reader does.
+            // The node can begin another backup, whatever this reader does.
             drop((source, place));
             let error = match written {
-                Ok(Ok(_)) => return own.is_whole.store(true, Ordering::Release),
-                Ok(Err(WriteError::Unsent(_))) => return own.end(Outcome::Aborted),
-                Ok(Err(WriteError::Unread(error))) => error.to_string(),
+                Ok(Ok(_)) => return own.is_complete.store(true, Ordering::Release),
+                Ok(Err(BackupWriteError::Unsent(_))) => return own.end(BackupOutcome::Aborted),
+                Ok(Err(BackupWriteError::Unread(error))) => error.to_string(),
                 Err(_) => "the storage engine panicked".to_owned(),
             };
             tracing::error!(%error, "backup failed");
-            own.end(Outcome::Failed);
-            // It reaches a reader that is still there, so that its answer has no end.
+            own.end(BackupOutcome::Failed);
+            // A reader that is still connected gets this error, so its response is cut off and does not end normally.
             let failed =
                 reader.runtime.block_on(reader.sender.send_timeout(Err(io::Error::other(error)), PATIENCE));
             drop(failed);
         });
         tracing::info!("backup started");
-        Ok(BackupStream { blocks, run, _walk: walk })
+        Ok(BackupStream { blocks, tracker: run, _walk: walk })
     }
 }
 
 /// The bytes of a backup. Dropping it ends the backup.
 pub struct BackupStream {
     blocks: mpsc::Receiver<io::Result<Bytes>>,
-    run: Arc<Run>,
+    tracker: Arc<BackupTracker>,
     _walk: JoinHandle<()>,
 }
 
@@ -109,17 +109,17 @@ impl Stream for BackupStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let next = ready!(self.blocks.poll_recv(context));
-        let run = &self.run;
+        let run = &self.tracker;
         Poll::Ready(match next {
             Some(Ok(block)) => {
                 run.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
                 Some(Ok(block))
             }
-            None if run.is_whole.load(Ordering::Acquire) => {
-                run.end(Outcome::Done);
+            None if run.is_complete.load(Ordering::Acquire) => {
+                run.end(BackupOutcome::Done);
                 None
             }
-            // The thread has gone; an answer without an end tells the reader.
+            // The thread has ended early. The reader notices because its response has no proper end.
             None => Some(Err(io::Error::other("the backup was given up"))),
             failed => failed,
         })
@@ -128,74 +128,74 @@ impl Stream for BackupStream {
 
 impl Drop for BackupStream {
     fn drop(&mut self) {
-        self.run.end(Outcome::Aborted);
+        self.tracker.end(BackupOutcome::Aborted);
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum BackupOutcome {
     Done,
     Failed,
-    /// Its reader has gone, or took nothing any more.
+    /// The reader has disconnected, or stopped taking blocks.
     Aborted,
 }
 
-impl Outcome {
+impl BackupOutcome {
     const ALL: [Self; 3] = [Self::Done, Self::Failed, Self::Aborted];
 }
 
-/// How far a backup is. Its end is told once.
-struct Run {
+/// Progress of a backup. Its end is reported once.
+struct BackupTracker {
     begun: Instant,
     taken_ms: u64,
-    /// That its reader has taken.
+    /// Bytes that the reader has taken.
     bytes: AtomicU64,
-    /// All of it waits for the reader, or was taken.
-    is_whole: AtomicBool,
+    /// The whole backup waits for the reader, or was taken.
+    is_complete: AtomicBool,
     has_ended: AtomicBool,
 }
 
-impl Run {
+impl BackupTracker {
     fn begin(taken_ms: u64) -> Self {
-        let (is_whole, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { begun: Instant::now(), taken_ms, bytes: AtomicU64::new(0), is_whole, has_ended }
+        let (is_complete, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { begun: Instant::now(), taken_ms, bytes: AtomicU64::new(0), is_complete, has_ended }
     }
 
-    fn end(&self, outcome: Outcome) {
+    fn end(&self, outcome: BackupOutcome) {
         if self.has_ended.swap(true, Ordering::Relaxed) {
             return;
         }
         count(outcome, 1);
         let (bytes, ms) = (self.bytes.load(Ordering::Relaxed), self.begun.elapsed().as_millis() as u64);
         match outcome {
-            Outcome::Done => {
+            BackupOutcome::Done => {
                 metrics::gauge!(LAST).set(self.taken_ms as f64 / 1_000.0);
                 tracing::info!(bytes, ms, "backup finished");
             }
-            Outcome::Failed => {}
-            Outcome::Aborted => {
+            BackupOutcome::Failed => {}
+            BackupOutcome::Aborted => {
                 tracing::warn!(bytes, ms, "backup aborted: its reader has gone, or takes too little")
             }
         }
     }
 }
 
-fn count(outcome: Outcome, by: u64) {
+fn count(outcome: BackupOutcome, by: u64) {
     let outcome = match outcome {
-        Outcome::Done => "done",
-        Outcome::Failed => "failed",
-        Outcome::Aborted => "aborted",
+        BackupOutcome::Done => "done",
+        BackupOutcome::Failed => "failed",
+        BackupOutcome::Aborted => "aborted",
     };
     metrics::counter!("fanfare_backups_total", "outcome" => outcome).increment(by);
 }
 
-/// Where the thread writes to.
-struct Reader {
+/// Output of the thread, which sends blocks to the reader.
+struct BlockSender {
     sender: mpsc::Sender<io::Result<Bytes>>,
     runtime: Handle,
 }
 
-impl Write for Reader {
+impl Write for BlockSender {
     fn write(&mut self, block: &[u8]) -> io::Result<usize> {
         let sent = self.sender.send_timeout(Ok(Bytes::copy_from_slice(block)), PATIENCE);
         match self.runtime.block_on(sent) {

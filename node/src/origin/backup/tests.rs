@@ -4,7 +4,7 @@ use std::path::Path;
 use fjall::PersistMode;
 use tempfile::TempDir;
 
-use super::format::{BlockWriter, Kind};
+use super::format::{BlockKind, BlockWriter};
 use super::*;
 use crate::origin::disk::tables::{self, Table, UNSEALED_BYTES_MAX};
 use crate::origin::history::STORE_FORMAT;
@@ -12,11 +12,11 @@ use crate::origin::history::STORE_FORMAT;
 const TAKEN_MS: u64 = 1_700_000_000_000;
 const RESTORED_MS: u64 = TAKEN_MS + 5_000;
 
-fn origin() -> Origin {
-    Origin { node_id: "node-1".to_owned(), taken_ms: TAKEN_MS }
+fn origin() -> BackupOrigin {
+    BackupOrigin { node_id: "node-1".to_owned(), taken_ms: TAKEN_MS }
 }
 
-/// A database of the store's form with these rows in its table `members`.
+/// Makes a database with these rows in its table `members`.
 fn store_with(folder: &Path, rows: &[(&[u8], &[u8])]) -> DiskSnapshot {
     let database = tables::database(folder).open().unwrap();
     let table = Table::open(&database, "members", UNSEALED_BYTES_MAX).unwrap();
@@ -39,7 +39,7 @@ fn backup_of(rows: &[(&[u8], &[u8])]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("node-id"), "node-1").unwrap();
     let store = store_with(&folder.path().join("store"), rows);
-    let source = Source::take::<()>(origin(), folder.path(), || Ok(Some(store)), || Ok(None)).unwrap();
+    let source = BackupSource::take::<()>(origin(), folder.path(), || Ok(Some(store)), || Ok(None)).unwrap();
     let mut backup = Vec::new();
     source.write(&mut backup).unwrap();
     backup
@@ -49,7 +49,7 @@ fn small() -> Vec<u8> {
     backup_of(&[(b"a", b"1"), (b"b", b""), (b"c", &[0; 300])])
 }
 
-fn restored_into(backup: &[u8], data_dir: &Path) -> Result<Summary, BackupError> {
+fn restored_into(backup: &[u8], data_dir: &Path) -> Result<BackupSummary, BackupError> {
     restore(backup, data_dir, || RESTORED_MS, |_, _| {})
 }
 
@@ -73,13 +73,13 @@ fn restored_folder_has_the_rows_and_files_of_the_backup() {
     let folder = folder();
     let data_dir = folder.path().join("data");
     let summary = restored_into(&backup, &data_dir).unwrap();
-    assert_eq!(summary.totals, Totals { tables: 1, rows: 40_000, row_bytes: 40_000 * 64 });
+    assert_eq!(summary.totals, BackupTotals { tables: 1, rows: 40_000, row_bytes: 40_000 * 64 });
     assert_eq!(summary.bytes, backup.len() as u64);
     assert_eq!(summary.header.node_id, "node-1");
     assert_eq!(rows_of(&data_dir), rows);
     assert_eq!(fs::read_to_string(data_dir.join("node-id")).unwrap(), "node-1");
-    let expected = Restored { taken_ms: TAKEN_MS, restored_ms: RESTORED_MS };
-    assert_eq!(restored(&data_dir).unwrap(), Some(expected));
+    let expected = RestoreRecord { taken_ms: TAKEN_MS, restored_ms: RESTORED_MS };
+    assert_eq!(restore_record(&data_dir).unwrap(), Some(expected));
     assert_eq!(names_in(&data_dir), ["node-id", "restored.json", "store"]);
     assert!(backup.len() < 40_000 * 20, "it is packed: {} bytes", backup.len());
 }
@@ -127,8 +127,8 @@ fn backup_with_a_changed_bit_is_refused_wherever_that_is() {
 fn blocks_that_change_places_are_refused() {
     let mut backup = Vec::new();
     let mut blocks = BlockWriter::begin(&mut backup).unwrap();
-    blocks.put(Kind::File, b"a\nsame length").unwrap();
-    blocks.put(Kind::File, b"b\nsame length").unwrap();
+    blocks.put(BlockKind::File, b"a\nsame length").unwrap();
+    blocks.put(BlockKind::File, b"b\nsame length").unwrap();
     let block = (backup.len() - 20) / 2;
     let (first, rest) = backup[20..].split_at(block);
     let exchanged = [&backup[..20], rest, first].concat();
@@ -165,7 +165,7 @@ fn restore_after_one_that_was_killed_begins_again() {
     fs::create_dir_all(folder.path().join("lost+found")).unwrap();
     fs::create_dir_all(folder.path().join("restoring/store")).unwrap();
     fs::write(folder.path().join("restoring/store/junk"), "half").unwrap();
-    // As a kill between two moves leaves it.
+    // State after a crash between two moves.
     fs::create_dir_all(folder.path().join("outbox")).unwrap();
     assert!(is_unfinished(folder.path()));
     restored_into(&small(), folder.path()).unwrap();
@@ -179,7 +179,7 @@ fn later_format_is_refused_with_the_version_that_wrote_it() {
     let line = b"fanfare backup 0002\n";
     let error = check(&line[..], |_, _| {}).unwrap_err();
     assert!(matches!(error, BackupError::Version { ref found } if found == "0002"), "{error}");
-    let header = Header {
+    let header = BackupHeader {
         node_version: "7.1.0".to_owned(),
         node_id: "node-1".to_owned(),
         taken_ms: TAKEN_MS,
@@ -189,14 +189,14 @@ fn later_format_is_refused_with_the_version_that_wrote_it() {
     };
     let mut backup = Vec::new();
     let mut blocks = BlockWriter::begin(&mut backup).unwrap();
-    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
-    let told = check(&*backup, |_, _| {}).unwrap_err().to_string();
-    assert!(told.contains("fanfare 2") && told.contains("7.1.0"), "{told}");
+    blocks.put(BlockKind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    let message = check(&*backup, |_, _| {}).unwrap_err().to_string();
+    assert!(message.contains("fanfare 2") && message.contains("7.1.0"), "{message}");
 }
 
 /// A backup of store and outbox with these tables, and rows as they stand in a block.
 fn backup_with(tables: &[(&str, &[u8])]) -> Vec<u8> {
-    let header = Header {
+    let header = BackupHeader {
         node_version: "0.1.0".to_owned(),
         node_id: "node-1".to_owned(),
         taken_ms: TAKEN_MS,
@@ -206,10 +206,10 @@ fn backup_with(tables: &[(&str, &[u8])]) -> Vec<u8> {
     };
     let mut backup = Vec::new();
     let mut blocks = BlockWriter::begin(&mut backup).unwrap();
-    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    blocks.put(BlockKind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
     for (table, rows) in tables {
-        blocks.put(Kind::Table, table.as_bytes()).unwrap();
-        blocks.put(Kind::Rows, rows).unwrap();
+        blocks.put(BlockKind::Table, table.as_bytes()).unwrap();
+        blocks.put(BlockKind::Rows, rows).unwrap();
     }
     backup
 }
@@ -222,8 +222,8 @@ fn row_without_a_key_is_refused() {
         "it has no end, and is good so far"
     );
     for rows in [&b"\0\0\0\0\0\x01v"[..], b"\0\x01\0\0\0\x02kv", b"\0"] {
-        let told = check(&*backup_with(&[("store/members", rows)]), |_, _| {}).unwrap_err().to_string();
-        assert!(told.contains("no end, or no key"), "{told}");
+        let message = check(&*backup_with(&[("store/members", rows)]), |_, _| {}).unwrap_err().to_string();
+        assert!(message.contains("no end, or no key"), "{message}");
     }
 }
 
@@ -232,8 +232,8 @@ fn database_that_comes_twice_is_refused() {
     let rows = b"\0\x01\0\0\0\x01kv";
     let tables: [(&str, &[u8]); 3] =
         [("store/members", rows), ("outbox/events", rows), ("store/members", rows)];
-    let told = check(&*backup_with(&tables), |_, _| {}).unwrap_err().to_string();
-    assert!(told.contains("its database has ended before"), "{told}");
+    let message = check(&*backup_with(&tables), |_, _| {}).unwrap_err().to_string();
+    assert!(message.contains("its database has ended before"), "{message}");
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn restore_by_root_belongs_to_the_owner_of_the_folder() {
     use std::os::unix::fs::{MetadataExt as _, lchown};
     let folder = folder();
     if lchown(folder.path(), Some(4321), Some(4322)).is_err() {
-        // Only root gives files away.
+        // Only root can change the owner of files.
         return;
     }
     restored_into(&small(), folder.path()).unwrap();
@@ -265,7 +265,7 @@ fn restore_by_root_belongs_to_the_owner_of_the_folder() {
 
 #[test]
 fn writer_that_gives_up_says_why() {
-    let header = Header {
+    let header = BackupHeader {
         node_version: "0.1.0".to_owned(),
         node_id: String::new(),
         taken_ms: TAKEN_MS,
@@ -275,8 +275,8 @@ fn writer_that_gives_up_says_why() {
     };
     let mut backup = Vec::new();
     let mut blocks = BlockWriter::begin(&mut backup).unwrap();
-    blocks.put(Kind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
-    blocks.put(Kind::GaveUp, b"the disk is gone").unwrap();
-    let told = check(&*backup, |_, _| {}).unwrap_err().to_string();
-    assert!(told.contains("gave up") && told.contains("the disk is gone"), "{told}");
+    blocks.put(BlockKind::Header, &serde_json::to_vec(&header).unwrap()).unwrap();
+    blocks.put(BlockKind::GaveUp, b"the disk is gone").unwrap();
+    let message = check(&*backup, |_, _| {}).unwrap_err().to_string();
+    assert!(message.contains("gave up") && message.contains("the disk is gone"), "{message}");
 }

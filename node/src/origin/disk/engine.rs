@@ -1,29 +1,29 @@
-//! What the storage engine says. Its workers tell the reason of a failure to the log alone: a commit after it knows only
-//! that there was one.
+//! Log messages of the storage engine. Its workers write the reason of a failure only to the log; a later commit reports just that the
+//! engine has failed.
 
 use std::sync::OnceLock;
 
 use parking_lot::Mutex;
 
-static LISTENER: Listener = Listener { last_error: Mutex::new(None) };
+static LISTENER: EngineLogger = EngineLogger { last_error: Mutex::new(None) };
 
-/// Of all engines of the process; only a test has more than one.
-struct Listener {
+/// Logger of all engines of the process; only a test has more than one engine.
+struct EngineLogger {
     last_error: Mutex<Option<String>>,
 }
 
-/// From the first call on the warnings and errors of the engine go to the log of this program.
+/// Sends warnings and errors of the engine to the log of this program, from the first call on.
 pub(in crate::origin) fn listen() {
     static LISTENS: OnceLock<()> = OnceLock::new();
     LISTENS.get_or_init(|| {
-        // Whoever embeds this library may have a logger, which then hears the engine itself.
+        // A program that embeds this library may have set its own logger, which then gets the engine's messages directly.
         if log::set_logger(&LISTENER).is_ok() {
             log::set_max_level(log::LevelFilter::Warn);
         }
     });
 }
 
-/// The error in plain words, by what was said when it is one of consequence only.
+/// Describes an engine error in plain words. A poisoned engine is described by its last logged error.
 pub(in crate::origin) fn reason(error: &fjall::Error) -> String {
     match error {
         fjall::Error::Io(error) => error.to_string(),
@@ -35,7 +35,7 @@ pub(in crate::origin) fn reason(error: &fjall::Error) -> String {
     }
 }
 
-impl log::Log for Listener {
+impl log::Log for EngineLogger {
     fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
         let target = metadata.target();
         metadata.level() <= log::Level::Warn

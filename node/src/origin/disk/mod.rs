@@ -1,4 +1,4 @@
-//! The common parts of the databases on the local disk: their tables, the queue before their writer, and how the disk fares.
+//! Parts that all databases on the local disk share: tables, the queue in front of the writer, and the health of the disk.
 
 pub(super) mod engine;
 pub(super) mod health;

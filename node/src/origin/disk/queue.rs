@@ -1,4 +1,4 @@
-//! A queue that refuses what does not fit.
+//! A bounded queue that refuses entries which do not fit.
 
 use std::collections::VecDeque;
 
@@ -6,71 +6,75 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::origin::history::StoreError;
 
-/// What a queue holds at most; an item larger than `bytes` is taken when nothing else is held.
+/// Bounds of a queue. An item larger than `bytes` is accepted if the queue is empty and nothing is outstanding.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::origin) struct Bounds {
+pub(in crate::origin) struct DiskQueueBounds {
     pub(in crate::origin) items: usize,
     pub(in crate::origin) bytes: usize,
 }
 
-/// What an entry counts as until it is released, which may be long after it was taken.
+/// Weight of an entry. It counts until it is released, which may be long after the entry was taken.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::origin) struct Weight {
+pub(in crate::origin) struct QueueWeight {
     pub(in crate::origin) items: usize,
     pub(in crate::origin) bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::origin) enum Refused {
+pub(in crate::origin) enum PushRefusal {
     Full,
     Closed,
 }
 
-impl From<Refused> for StoreError {
-    fn from(refused: Refused) -> Self {
+impl From<PushRefusal> for StoreError {
+    fn from(refused: PushRefusal) -> Self {
         match refused {
-            Refused::Full => Self::Busy,
-            Refused::Closed => Self::ShutDown,
+            PushRefusal::Full => Self::Busy,
+            PushRefusal::Closed => Self::ShutDown,
         }
     }
 }
 
-pub(in crate::origin) struct Queue<T> {
-    bounds: Bounds,
-    state: Mutex<State<T>>,
+pub(in crate::origin) struct DiskQueue<T> {
+    bounds: DiskQueueBounds,
+    state: Mutex<DiskQueueState<T>>,
     filled: Condvar,
 }
 
-struct State<T> {
-    waiting: VecDeque<(Weight, T)>,
-    held: Weight,
+struct DiskQueueState<T> {
+    waiting: VecDeque<(QueueWeight, T)>,
+    outstanding: QueueWeight,
     closed: bool,
 }
 
-impl<T> State<T> {
-    fn push(&mut self, weight: Weight, entry: T) {
-        self.held.items += weight.items;
-        self.held.bytes += weight.bytes;
+impl<T> DiskQueueState<T> {
+    fn push(&mut self, weight: QueueWeight, entry: T) {
+        self.outstanding.items += weight.items;
+        self.outstanding.bytes += weight.bytes;
         self.waiting.push_back((weight, entry));
     }
 }
 
-impl<T> Queue<T> {
-    pub(in crate::origin) fn new(bounds: Bounds) -> Self {
-        let state = State { waiting: VecDeque::new(), held: Weight::default(), closed: false };
+impl<T> DiskQueue<T> {
+    pub(in crate::origin) fn new(bounds: DiskQueueBounds) -> Self {
+        let state =
+            DiskQueueState { waiting: VecDeque::new(), outstanding: QueueWeight::default(), closed: false };
         Self { bounds, state: Mutex::new(state), filled: Condvar::new() }
     }
 
-    /// The policy: never waits; gives the entry back when it does not fit or the queue is closed.
-    pub(in crate::origin) fn push(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+    /// Adds an entry without waiting. Returns the entry if it does not fit or the queue is closed.
+    pub(in crate::origin) fn push(&self, weight: QueueWeight, entry: T) -> Result<(), (PushRefusal, T)> {
         let mut state = self.state.lock();
         if state.closed {
-            return Err((Refused::Closed, entry));
+            return Err((PushRefusal::Closed, entry));
         }
-        let held = Weight { items: state.held.items + weight.items, bytes: state.held.bytes + weight.bytes };
+        let held = QueueWeight {
+            items: state.outstanding.items + weight.items,
+            bytes: state.outstanding.bytes + weight.bytes,
+        };
         let is_over = held.items > self.bounds.items || held.bytes > self.bounds.bytes;
-        if is_over && state.held != Weight::default() {
-            return Err((Refused::Full, entry));
+        if is_over && state.outstanding != QueueWeight::default() {
+            return Err((PushRefusal::Full, entry));
         }
         state.push(weight, entry);
         drop(state);
@@ -78,12 +82,16 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// For what was begun because there was room: refused only when the queue is closed. What goes over the bounds is what is
-    /// begun at one moment, and one entry of each thread at most.
-    pub(in crate::origin) fn push_begun(&self, weight: Weight, entry: T) -> Result<(), (Refused, T)> {
+    /// Adds an entry that was admitted while the queue had space; refuses it only if the queue is closed. The bounds are exceeded at most
+    /// by the entries that are admitted at one moment, one for each thread.
+    pub(in crate::origin) fn push_admitted(
+        &self,
+        weight: QueueWeight,
+        entry: T,
+    ) -> Result<(), (PushRefusal, T)> {
         let mut state = self.state.lock();
         if state.closed {
-            return Err((Refused::Closed, entry));
+            return Err((PushRefusal::Closed, entry));
         }
         state.push(weight, entry);
         drop(state);
@@ -91,25 +99,29 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// For what follows from an entry that is held, and so is bounded with it: put in also when full or closed.
+    /// Adds an entry that follows from an outstanding one, also if the queue is full or closed. The outstanding entry bounds it.
     pub(in crate::origin) fn push_next(&self, entry: T) {
-        self.state.lock().waiting.push_front((Weight::default(), entry));
+        self.state.lock().waiting.push_front((QueueWeight::default(), entry));
         self.filled.notify_one();
     }
 
-    /// What was pushed and is not released yet.
-    pub(in crate::origin) fn held(&self) -> Weight {
-        self.state.lock().held
+    /// Weight of the entries that were pushed and are not released yet.
+    pub(in crate::origin) fn outstanding(&self) -> QueueWeight {
+        self.state.lock().outstanding
     }
 
-    /// Less than an eighth of the room is left.
+    /// Returns whether more than seven eighths of a bound are used.
     pub(in crate::origin) fn is_nearly_full(&self) -> bool {
-        let held = self.held();
+        let held = self.outstanding();
         held.items > self.bounds.items / 8 * 7 || held.bytes > self.bounds.bytes / 8 * 7
     }
 
-    /// Waits for an entry; takes all that are there by then, up to `most`, and at least one. None: closed and empty.
-    pub(in crate::origin) fn take(&self, most: Bounds, group: &mut Vec<T>) -> Option<Weight> {
+    /// Waits for an entry and takes all available ones, up to `most` but at least one. `None` if the queue is closed and empty.
+    pub(in crate::origin) fn take_group(
+        &self,
+        most: DiskQueueBounds,
+        group: &mut Vec<T>,
+    ) -> Option<QueueWeight> {
         let mut state = self.state.lock();
         while state.waiting.is_empty() {
             if state.closed {
@@ -117,9 +129,9 @@ impl<T> Queue<T> {
             }
             self.filled.wait(&mut state);
         }
-        let mut taken = Weight::default();
+        let mut taken = QueueWeight::default();
         while let Some((weight, _)) = state.waiting.front() {
-            let sum = Weight { items: taken.items + weight.items, bytes: taken.bytes + weight.bytes };
+            let sum = QueueWeight { items: taken.items + weight.items, bytes: taken.bytes + weight.bytes };
             if !group.is_empty() && (sum.items > most.items || sum.bytes > most.bytes) {
                 break;
             }
@@ -129,8 +141,8 @@ impl<T> Queue<T> {
         Some(taken)
     }
 
-    /// Waits for one entry. None: closed and empty.
-    pub(in crate::origin) fn next(&self) -> Option<(Weight, T)> {
+    /// Waits for one entry; `None` if the queue is closed and empty.
+    pub(in crate::origin) fn next(&self) -> Option<(QueueWeight, T)> {
         let mut state = self.state.lock();
         loop {
             if let Some(next) = state.waiting.pop_front() {
@@ -143,20 +155,20 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits for one entry and releases it at once. None: closed and empty.
+    /// Waits for one entry and releases its weight at once; `None` if the queue is closed and empty.
     pub(in crate::origin) fn take_one(&self) -> Option<T> {
         let (weight, entry) = self.next()?;
         self.release(weight);
         Some(entry)
     }
 
-    pub(in crate::origin) fn release(&self, weight: Weight) {
+    pub(in crate::origin) fn release(&self, weight: QueueWeight) {
         let mut state = self.state.lock();
-        state.held.items -= weight.items;
-        state.held.bytes -= weight.bytes;
+        state.outstanding.items -= weight.items;
+        state.outstanding.bytes -= weight.bytes;
     }
 
-    /// Refuses further entries; those that wait are still taken.
+    /// Refuses further entries; entries that wait can still be taken.
     pub(in crate::origin) fn close(&self) {
         self.state.lock().closed = true;
         self.filled.notify_all();

@@ -1,19 +1,19 @@
-//! A database as it was at one moment, read while others write to it.
+//! Snapshot of a database, read while other threads write to the database.
 
 use fjall::{Database, Keyspace, KvPair, Readable as _, Snapshot};
 
-/// The rows of a database at one moment. As long as it is open, rows that were removed since stay on the disk.
+/// Rows of a database at one moment. While a snapshot is open, rows that were removed since stay on the disk.
 pub struct DiskSnapshot {
     format: &'static str,
     snapshot: Snapshot,
     tables: Vec<(Box<str>, Keyspace)>,
-    /// Last, so that it outlives its tables.
+    /// Last field, so that the database outlives its tables.
     _database: Database,
 }
 
 impl DiskSnapshot {
-    /// `tables` is called when the moment is fixed. A table that is made later has no rows of it, and one that is dropped later keeps its
-    /// files for as long as the snapshot has it.
+    /// Takes a snapshot; `tables` is called once its moment is fixed. A table that is created later has no rows in it. A table that is
+    /// dropped later keeps its files until the snapshot is closed.
     pub(in crate::origin) fn take(
         database: &Database,
         format: &'static str,
@@ -23,12 +23,12 @@ impl DiskSnapshot {
         Self { format, snapshot, tables: tables(), _database: database.clone() }
     }
 
-    /// The version of what its rows mean.
+    /// Version of the row format.
     pub(in crate::origin) fn format(&self) -> &'static str {
         self.format
     }
 
-    /// An estimate.
+    /// Estimated number of rows.
     pub(in crate::origin) fn rows_about(&self) -> u64 {
         self.tables.iter().map(|(_, keyspace)| keyspace.approximate_len() as u64).sum()
     }

@@ -17,27 +17,27 @@ use fjall::{
     AbstractTree as _, Database, DatabaseBuilder, Keyspace, KeyspaceCreateOptions, KvSeparationOptions,
 };
 
-/// What a keyspace may hold in memory that is not sealed.
+/// Unsealed bytes in memory that one keyspace may hold.
 pub const UNSEALED_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// The same for all keyspaces together: of many, none may ever be full.
+/// Unsealed bytes in memory of all keyspaces together: with many keyspaces, none may ever be full.
 const UNSEALED_TOTAL_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// Memtables that may wait for their flush, of all keyspaces.
+/// Sealed memtables that may wait for their flush, over all keyspaces.
 const SEALED_MAX: usize = 3;
-/// How long a writer waits for a flush. It slows down and never stands still, whatever became of the disk.
+/// Longest wait of a writer for a flush. The writer slows down but never stalls, whatever the disk does.
 const FLUSH_WAIT: Duration = Duration::from_secs(2);
-/// A table that a merge writes.
-const MERGED_BYTES: u64 = 16 * 1024 * 1024;
-/// Tables as flushed that are merged together; fjall's own 4 cost a sixth of the publish rate.
+/// Size of a table that a compaction writes.
+const COMPACTED_BYTES: u64 = 16 * 1024 * 1024;
+/// Number of freshly flushed tables that are compacted together; fjall's default of 4 cost a sixth of the publish rate.
 const FRESH_TABLES: u8 = 8;
-/// A value from here on lies in a file of its own kind.
+/// Size from which a value is stored in a separate file.
 const LARGE_VALUE_BYTES: u32 = 1024;
 
-/// Part of what the listener leaves to the node of the files that it may open.
+/// Files that fjall keeps open, a part of those that the listener reserves for the node.
 const CACHED_FILES: usize = 128;
-/// Beyond it fjall flushes what holds the oldest journal. A journal also holds the tables in it that were dropped, in memory.
+/// Journal size beyond which fjall flushes the keyspaces that hold the oldest journal. Dropped tables in a journal also stay in memory.
 const JOURNALS_BYTES: u64 = 128 * 1024 * 1024;
 
-/// To be opened: a database that says itself when its journal goes to the disk.
+/// Builds a database that syncs its journal only on request.
 pub fn database(folder: &Path) -> DatabaseBuilder<Database> {
     Database::builder(folder)
         .manual_journal_persist(true)
@@ -52,11 +52,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// fjall's own limit is left where it is never reached.
+    /// Opens a table. fjall's own memtable limit is set so high that it is never reached.
     pub fn open(database: &Database, name: &str, unsealed_max: u64) -> fjall::Result<Self> {
         let options = || {
             let merging =
-                Leveled::default().with_l0_threshold(FRESH_TABLES).with_table_target_size(MERGED_BYTES);
+                Leveled::default().with_l0_threshold(FRESH_TABLES).with_table_target_size(COMPACTED_BYTES);
             let large = KvSeparationOptions::default().separation_threshold(LARGE_VALUE_BYTES);
             KeyspaceCreateOptions::default()
                 .max_memtable_size(u64::MAX)
@@ -71,19 +71,19 @@ impl Table {
         &self.keyspace
     }
 
-    /// Has what is in memory flushed by another thread.
+    /// Seals the memtable, which another thread then flushes.
     pub(in crate::origin) fn seal(&self) -> fjall::Result<()> {
         self.keyspace.rotate_memtable().map(|_| ())
     }
 
-    /// What it holds in memory that is not sealed, also from the journal when it was opened.
+    /// Unsealed bytes in memory, including those recovered from the journal at open.
     pub(in crate::origin) fn unsealed(&self) -> u64 {
         self.keyspace.tree.active_memtable().size()
     }
 }
 
-/// Between two commits: seals what is full, and the largest while all together are too large. Waits while too much of it
-/// is not flushed yet. Says whether anything was sealed.
+/// Seals full tables between two commits, and the largest ones while the sum exceeds its limit. Waits while too many sealed memtables are
+/// not flushed yet. Returns whether a table was sealed.
 pub fn seal_full(tables: &[Table]) -> fjall::Result<bool> {
     let mut unsealed: Vec<(u64, &Table)> = tables.iter().map(|table| (table.unsealed(), table)).collect();
     unsealed.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));

@@ -1,7 +1,7 @@
-//! What one store holds, copied into another: for who outgrows one machine.
+//! Copies the content of one store into another, for installations that outgrow one machine.
 //!
-//! The source is read in one order, in pieces, and each piece is written as often as it takes: it is the same rows then. How far
-//! the copy has come is noted beside the source, so that one that was cut short goes on there.
+//! The source is read in a fixed order, in pieces. Writing a piece again gives the same rows, so a failed write is repeated. The progress
+//! is saved beside the source, so that an interrupted copy continues there.
 
 use std::fmt;
 use std::io;
@@ -13,40 +13,40 @@ use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::embedded::{Export, OpenError};
-use super::scylla::{Copying, Scylla};
-use super::{Position, RowKind, StoreError, StoredQueues};
+use super::embedded::{StoreExport, StoreOpenError};
+use super::scylla::{CopyWriter, ScyllaStore};
+use super::{HistoryPosition, RowKind, StoreError, StoredQueues};
 use crate::data_file;
-use crate::model::{ChannelKey, FormerMember, IdScope, KeptNonce, Revocation, Stamp};
+use crate::model::{ChannelKey, ClaimedNonce, IdScope, RestoredMember, Revocation, Stamp};
 use crate::origin::metering::MetricRow;
 
-/// Pieces that are read and not written yet.
+/// Pieces that are read and not yet written.
 const READ_MAX: usize = 16;
-/// Pieces that are written at a time.
+/// Pieces that are written concurrently.
 const UNDER_WAY_MAX: usize = 32;
-const NOTE_EVERY: Duration = Duration::from_secs(1);
-/// Beside the store, in the data folder.
-const NOTE_FILE: &str = "history-copy.json";
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+/// Name of the progress file, in the data folder beside the store.
+const PROGRESS_FILE: &str = "history-copy.json";
 
 /// A part of what is copied, small enough for one write.
-pub(super) enum Piece {
+pub(super) enum CopyPiece {
     Ids(Vec<StoredId>),
-    Nonces(Vec<KeptNonce>),
+    Nonces(Vec<ClaimedNonce>),
     Revocations(Vec<Revocation>),
-    Members(Vec<FormerMember>),
+    Members(Vec<RestoredMember>),
     Queues(Vec<StoredQueues>),
     Metrics(Vec<MetricRow>),
-    Rows(ChannelRows),
+    Rows(CopiedChannelRows),
 }
 
-/// Some rows of one channel that were stored on one day, and are kept equally long, oldest first.
-pub(super) struct ChannelRows {
+/// Rows of one channel, day and retention, oldest first.
+pub(super) struct CopiedChannelRows {
     pub(super) kind: RowKind,
     pub(super) key: ChannelKey,
-    pub(super) kept_ms: u64,
-    /// The first of them.
-    pub(super) begins: bool,
-    pub(super) rows: Vec<(Position, Box<str>)>,
+    pub(super) retention_ms: u64,
+    /// Whether these are the first rows of their channel and day.
+    pub(super) is_first_part: bool,
+    pub(super) rows: Vec<(HistoryPosition, Box<str>)>,
 }
 
 /// An id that a client gave.
@@ -57,58 +57,58 @@ pub(super) struct StoredId {
     pub(super) timestamp_ms: u64,
 }
 
-/// How far back it counts what is remembered to refuse or recognise something, and from when.
+/// Idempotency window and nonce memory of the source, with the time from which they count back.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Memory {
+pub(super) struct DedupWindows {
     pub(super) ids_ms: u64,
     pub(super) nonces_ms: u64,
     pub(super) now_ms: u64,
 }
 
-/// Up to where a source was read; what is before it in the order of the source is not read again.
+/// Position up to which a source was read; everything before it in the order of the source is not read again.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(super) struct Mark {
-    /// The last stretch of time that was begun, by its name in the source.
+pub(super) struct CopyCheckpoint {
+    /// Name of the last partition that was begun, in the source.
     pub(super) stretch: String,
-    /// In it, what was finished last.
+    /// Last channel of that partition that was finished.
     pub(super) channel: Option<Vec<u8>>,
 }
 
-/// A piece, its count of rows, and the mark that holds when it and all before it are written.
-pub(super) struct Read {
-    pub(super) piece: Piece,
+/// A piece, its number of rows, and the checkpoint that holds once it and all pieces before are written.
+pub(super) struct ExportedPiece {
+    pub(super) piece: CopyPiece,
     pub(super) rows: u64,
-    pub(super) mark: Option<Mark>,
+    pub(super) checkpoint: Option<CopyCheckpoint>,
 }
 
-/// What stands in the file of a copy that was cut short.
+/// Content of the progress file of an interrupted copy.
 #[derive(Serialize, Deserialize)]
-struct Note {
-    /// The table that was copied to: another one with its name is not it.
+struct SavedCopyProgress {
+    /// Id of the target table; a table that was created again under the same name has another id.
     table: String,
-    /// The latest time in the source: if it has become later, a node has used the source since.
+    /// Latest time in the source. If it has increased, a node has used the source since.
     highest_ms: u64,
     rows: u64,
-    mark: Mark,
+    mark: CopyCheckpoint,
 }
 
-/// How far a copy is.
+/// Progress of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Of messages, presence events and counts, also those that an earlier copy had written.
+pub struct CopyProgress {
+    /// Messages, presence events and metric rows copied so far, including those of an earlier interrupted copy.
     pub rows: u64,
-    /// About.
+    /// Estimated total of rows.
     pub of: u64,
-    /// Those of an earlier copy.
+    /// Rows that an earlier interrupted copy had written.
     pub before: u64,
 }
 
-/// Why a copy ended early.
+/// Reason why a copy ended early.
 #[derive(Debug)]
 pub enum CopyError {
     Source(StoreError),
     Target(StoreError),
-    Note { path: PathBuf, source: io::Error },
+    ProgressFile { path: PathBuf, source: io::Error },
 }
 
 impl fmt::Display for CopyError {
@@ -116,7 +116,7 @@ impl fmt::Display for CopyError {
         match self {
             Self::Source(_) => f.write_str("the store cannot be read"),
             Self::Target(_) => f.write_str("the database did not take it; run it again, it goes on"),
-            Self::Note { path, .. } => write!(f, "cannot write {}", path.display()),
+            Self::ProgressFile { path, .. } => write!(f, "cannot write {}", path.display()),
         }
     }
 }
@@ -125,79 +125,83 @@ impl std::error::Error for CopyError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Source(error) | Self::Target(error) => Some(error),
-            Self::Note { source, .. } => Some(source),
+            Self::ProgressFile { source, .. } => Some(source),
         }
     }
 }
 
 /// The embedded store of a data folder that no node runs on.
-pub struct Source {
-    pub(super) export: Arc<Export>,
-    note_file: PathBuf,
+pub struct CopySource {
+    pub(super) export: Arc<StoreExport>,
+    progress_file: PathBuf,
 }
 
-impl Source {
-    /// Blocks on the disk.
-    pub fn open(data_dir: &Path) -> Result<Self, OpenError> {
-        let export = Arc::new(Export::open(&data_dir.join("store"))?);
-        Ok(Self { export, note_file: data_dir.join(NOTE_FILE) })
+impl CopySource {
+    /// Opens the store in the data folder. Blocks on the disk.
+    pub fn open(data_dir: &Path) -> Result<Self, StoreOpenError> {
+        let export = Arc::new(StoreExport::open(&data_dir.join("store"))?);
+        Ok(Self { export, progress_file: data_dir.join(PROGRESS_FILE) })
     }
 
-    fn read_note(&self, table: &str) -> Option<Note> {
-        let text = std::fs::read_to_string(&self.note_file).ok()?;
-        let note: Note = serde_json::from_str(&text).ok()?;
+    fn load_progress(&self, table: &str) -> Option<SavedCopyProgress> {
+        let text = std::fs::read_to_string(&self.progress_file).ok()?;
+        let note: SavedCopyProgress = serde_json::from_str(&text).ok()?;
         (note.table == table && note.highest_ms == self.export.highest_ms()).then_some(note)
     }
 
-    fn write_note(&self, note: &Note) -> Result<(), CopyError> {
+    fn save_progress(&self, note: &SavedCopyProgress) -> Result<(), CopyError> {
         let text = serde_json::to_vec(note).map_err(io::Error::from);
-        text.and_then(|text| data_file::write(&self.note_file, &text))
-            .map_err(|source| CopyError::Note { path: self.note_file.clone(), source })
+        text.and_then(|text| data_file::write(&self.progress_file, &text))
+            .map_err(|source| CopyError::ProgressFile { path: self.progress_file.clone(), source })
     }
 }
 
-/// Copies all that has not outlived its time. `told` is called about once a second, and at the end.
+/// Copies all rows that have not expired. Reports the progress about once a second and at the end.
 pub async fn copy(
-    source: Source,
-    target: &Scylla,
-    mut told: impl FnMut(Progress),
-) -> Result<Progress, CopyError> {
-    let mut copying = Copying::new(target);
+    source: CopySource,
+    target: &ScyllaStore,
+    mut on_progress: impl FnMut(CopyProgress),
+) -> Result<CopyProgress, CopyError> {
+    let mut copying = CopyWriter::new(target);
     let table = copying.table().await.map_err(CopyError::Target)?;
     let highest_ms = source.export.highest_ms();
-    let note = source.read_note(&table);
-    let mut note = note.unwrap_or(Note { table, highest_ms, rows: 0, mark: Mark::default() });
-    let mut progress = Progress { rows: note.rows, of: source.export.rows(), before: note.rows };
+    let note = source.load_progress(&table);
+    let mut note =
+        note.unwrap_or(SavedCopyProgress { table, highest_ms, rows: 0, mark: CopyCheckpoint::default() });
+    let mut progress = CopyProgress { rows: note.rows, of: source.export.rows(), before: note.rows };
     let (give, mut given) = mpsc::channel(READ_MAX);
-    let (export, mark, memory) = (Arc::clone(&source.export), note.mark.clone(), copying.memory());
+    let (export, mark, memory) = (Arc::clone(&source.export), note.mark.clone(), copying.dedup_windows());
     let reading = tokio::task::spawn_blocking(move || {
         export.walk(&mark, memory, &mut |read| give.blocking_send(read).is_ok())
     });
     let pieces = stream::poll_fn(|context| given.poll_recv(context));
-    let written = pieces.map(|Read { piece, rows, mark }| {
+    let written = pieces.map(|ExportedPiece { piece, rows, checkpoint: mark }| {
         let write = copying.begin(piece);
         async move { write.await.map(|()| (rows, mark)) }
     });
     let mut written = std::pin::pin!(written.buffered(UNDER_WAY_MAX));
-    let mut noted = Instant::now();
-    told(progress);
+    let mut saved_at = Instant::now();
+    on_progress(progress);
     while let Some(next) = written.next().await {
         let (rows, mark) = next.map_err(CopyError::Target)?;
         progress.rows += rows;
         if let Some(mark) = mark {
             (note.rows, note.mark) = (progress.rows, mark);
         }
-        if noted.elapsed() >= NOTE_EVERY {
-            noted = Instant::now();
-            source.write_note(&note)?;
-            told(progress);
+        if saved_at.elapsed() >= SAVE_EVERY {
+            saved_at = Instant::now();
+            source.save_progress(&note)?;
+            on_progress(progress);
         }
     }
     let read = reading.await.unwrap_or_else(|error| Err(StoreError::Failed(error.to_string())));
     read.map_err(CopyError::Source)?;
-    Copying::new(target).finish(highest_ms, source.export.runs()).await.map_err(CopyError::Target)?;
+    CopyWriter::new(target)
+        .finish(highest_ms, source.export.incarnations())
+        .await
+        .map_err(CopyError::Target)?;
     (note.rows, progress.of) = (progress.rows, progress.rows);
-    source.write_note(&note)?;
-    told(progress);
+    source.save_progress(&note)?;
+    on_progress(progress);
     Ok(progress)
 }

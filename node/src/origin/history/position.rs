@@ -1,4 +1,4 @@
-//! The place of a row in a channel's history.
+//! Position of a row in a channel's history.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,18 +6,18 @@ use std::str::FromStr;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// Ordered from oldest to newest. Its text, 32 base64url characters, is a cursor: it names no account or channel.
+/// Position of a row, ordered from oldest to newest. Its text form, 32 base64url characters, is a cursor without account or channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Position {
+pub struct HistoryPosition {
     pub timestamp_ms: u64,
     pub sequence: u64,
     pub incarnation: u64,
 }
 
-impl Position {
+impl HistoryPosition {
     pub const BYTES: usize = 24;
 
-    /// Big-endian, so that bytes order as positions do.
+    /// Encodes the position big-endian, so that bytes sort like positions.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.timestamp_ms.to_be_bytes());
@@ -32,29 +32,29 @@ impl Position {
     }
 }
 
-impl fmt::Display for Position {
+impl fmt::Display for HistoryPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&URL_SAFE_NO_PAD.encode(self.to_bytes()))
     }
 }
 
-/// The text is not a cursor.
+/// Error: the text is not a cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BadPosition;
+pub struct InvalidCursor;
 
-impl fmt::Display for BadPosition {
+impl fmt::Display for InvalidCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("is not a cursor")
     }
 }
 
-impl std::error::Error for BadPosition {}
+impl std::error::Error for InvalidCursor {}
 
-impl FromStr for Position {
-    type Err = BadPosition;
+impl FromStr for HistoryPosition {
+    type Err = InvalidCursor;
 
-    fn from_str(text: &str) -> Result<Self, BadPosition> {
-        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| BadPosition)?;
-        Ok(Self::from_bytes(bytes.try_into().map_err(|_| BadPosition)?))
+    fn from_str(text: &str) -> Result<Self, InvalidCursor> {
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| InvalidCursor)?;
+        Ok(Self::from_bytes(bytes.try_into().map_err(|_| InvalidCursor)?))
     }
 }

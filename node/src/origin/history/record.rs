@@ -1,13 +1,13 @@
-//! Messages and presence events as the JSON texts that history gives.
+//! Writes messages and presence events as the JSON records of history.
 
 use fanfare_proto::http::{PresenceRecord, Record, write_presence_record, write_record};
 
-use crate::model::{Message, PresenceEvent, Published};
+use crate::model::{Message, PresenceEvent, PublishedMessages};
 
 /// Appends the record of one message of a publish, whose connection is `connection_id`.
 pub(in crate::origin) fn write_message(
     out: &mut Vec<u8>,
-    published: &Published,
+    published: &PublishedMessages,
     message: &Message,
     connection_id: &str,
 ) {
@@ -28,7 +28,7 @@ pub(super) fn write_presence(out: &mut Vec<u8>, event: &PresenceEvent) {
     write_presence_with(out, event, None);
 }
 
-/// The same with an id, as integrations receive it.
+/// Appends the record of a presence event with an id, as integrations receive it.
 pub(in crate::origin) fn write_presence_with(out: &mut Vec<u8>, event: &PresenceEvent, id: Option<&str>) {
     let record = PresenceRecord {
         channel: event.key.channel(),

@@ -1,4 +1,4 @@
-//! What was done for each account, by minute: gathered from the counters, stored, and read back.
+//! The meter: usage of each account by minute, drained from the counters, stored, and read back.
 
 mod series;
 #[cfg(test)]
@@ -16,75 +16,75 @@ use super::history::{HistoryStore, StoreError};
 use crate::accounts::Accounts;
 use crate::model::{AccountId, Amount, Clock, Usage, UsageKind, random_bytes};
 
-pub use series::{Point, sum_nodes};
+pub use series::{SeriesPoint, sum_nodes};
 
 pub const MINUTE_MS: u64 = 60_000;
-/// Rows older than this are not kept.
+/// Age after which rows are dropped.
 pub const KEPT_MS: u64 = 7 * 24 * 60 * MINUTE_MS;
-/// With the time of a write, this is how far the store may be behind.
+/// Interval of writes. Together with the duration of a write it bounds how far the store is behind.
 const FLUSH_EVERY: Duration = Duration::from_secs(2);
-/// A page of a series ends with the minute that brings the rows that are read for it to so many.
+/// Rows that end a page of a series, at the end of their minute.
 const PAGE_ROWS: usize = 64;
 /// Rows in one write.
 const WRITE_ROWS: usize = 4_096;
 
-/// All that one incarnation of a node counted of one kind in a minute. A row written later replaces the earlier one of
-/// its key, so a write repeated is the same row.
+/// Total that one incarnation of a node counted of one kind in a minute. A later row replaces the earlier one of its key, so a repeated
+/// write gives the same row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricRow {
     pub account: AccountId,
-    /// Epoch milliseconds where the minute begins.
+    /// Begin of the minute, in epoch milliseconds.
     pub minute_ms: u64,
     pub node_id: Arc<str>,
-    /// Drawn when the node started, so that a restart within the minute has rows of its own.
+    /// Random at each start of the node, so that a restart within the minute has rows of its own.
     pub incarnation: u64,
     pub kind: UsageKind,
     pub amount: Amount,
 }
 
-/// A part of a series, and the minutes of what follows.
+/// A part of a series, and the minutes that are left.
 #[derive(Debug)]
 pub struct SeriesPage {
-    pub points: Vec<Point>,
+    pub points: Vec<SeriesPoint>,
     pub rest: Option<Range<u64>>,
 }
 
-/// The meter of one node. What it has gathered can be read at once; the store has it a few seconds later.
+/// The meter of one node. Counts that it has drained can be read at once; the store has them a few seconds later.
 pub struct Meter {
     accounts: Arc<Accounts>,
     store: Arc<dyn HistoryStore>,
     clock: Clock,
     node_id: Arc<str>,
     incarnation: u64,
-    /// Beyond so many minutes of accounts the oldest are dropped: with a store that fails, or none.
+    /// Minutes over all accounts beyond which the oldest are dropped, if the store fails or keeps none.
     minutes_max: usize,
-    gathered: Mutex<Gathered>,
+    state: Mutex<MeterState>,
 }
 
-struct Gathered {
-    /// What the counters hold was counted in this minute.
+struct MeterState {
+    /// Minute to which the counts in the counters belong.
     current_ms: u64,
-    /// The running minute, those that the store does not have yet, and without a store all.
-    minutes: BTreeMap<u64, HashMap<AccountId, Minute>>,
-    /// Entries of all maps in `minutes`.
-    held: usize,
-    /// The store keeps no rows.
+    /// The running minute and those that the store does not have yet; all minutes if the store keeps none.
+    minutes: BTreeMap<u64, HashMap<AccountId, AccountMinute>>,
+    /// Number of entries over all maps in `minutes`.
+    minute_count: usize,
+    /// The store keeps no metric rows.
     off: bool,
-    /// The last write failed; said once.
+    /// The last write failed, which was logged once.
     failing: bool,
 }
 
 #[derive(Default)]
-struct Minute {
+struct AccountMinute {
     amounts: [Amount; UsageKind::ALL.len()],
-    state: State,
+    state: MinuteState,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum MinuteState {
     #[default]
     Changed,
-    /// On its way to the store, or lost on it.
+    /// The row is being written, or its write has failed.
     Written,
     Stored,
 }
@@ -97,19 +97,19 @@ impl Meter {
         node_id: Arc<str>,
         minutes_max: usize,
     ) -> Self {
-        let gathered = Gathered {
+        let state = MeterState {
             current_ms: minute_of(clock.line_ms()),
             minutes: BTreeMap::new(),
-            held: 0,
+            minute_count: 0,
             off: false,
             failing: false,
         };
         let incarnation = u64::from_be_bytes(random_bytes());
-        let gathered = Mutex::new(gathered);
-        Self { accounts, store, clock, node_id, incarnation, minutes_max, gathered }
+        let state = Mutex::new(state);
+        Self { accounts, store, clock, node_id, incarnation, minutes_max, state }
     }
 
-    /// Never returns: gathers and stores, also at the end of each minute. The task that runs it may be dropped at any time.
+    /// Drains and stores periodically, and at the end of each minute; never returns. The task that runs it may be dropped at any time.
     pub async fn run(self: Arc<Self>) {
         loop {
             let left_ms = MINUTE_MS - self.clock.line_ms() % MINUTE_MS;
@@ -118,7 +118,7 @@ impl Meter {
         }
     }
 
-    /// Stores what was counted until now. Rows that the store did not take are written again by the next call.
+    /// Stores the counts up to now. Rows that the store refused are written again by the next call.
     pub async fn flush(&self) {
         let Some(rows) = self.collect() else { return };
         let mut result = Ok(());
@@ -131,8 +131,8 @@ impl Meter {
         self.settle(result);
     }
 
-    /// For a node that stops, after the last request and before the store ends: also counts the acks that a first
-    /// write waits for.
+    /// Stores the last counts when a node stops, after the last request and before the store ends. The second write includes acks that
+    /// waited for the first one.
     pub async fn finish(&self, within: Duration) {
         let last = async {
             self.flush().await;
@@ -143,15 +143,14 @@ impl Meter {
         }
     }
 
-    /// The minutes of the last `window_ms`, the running one included. A minute that has not wholly passed before the window is in it.
+    /// Minutes of the last `window_ms`, including the running one, and one that began before the window and ends in it.
     pub fn window(&self, window_ms: u64) -> Range<u64> {
         let now_ms = self.clock.line_ms();
         // A minute is in the window when it ends after the window begins.
         minute_of(now_ms.saturating_sub(window_ms))..minute_of(now_ms) + MINUTE_MS
     }
 
-    /// What was counted for the account in the minutes that begin within `minutes`, in the order of minute, node and kind; as much of it
-    /// as makes a page.
+    /// Reads one page of the account's points in the minutes that begin within `minutes`, in the order of minute, node and kind.
     pub async fn series(&self, account: &AccountId, minutes: Range<u64>) -> Result<SeriesPage, StoreError> {
         let own = self.own_rows(account, minutes.clone());
         let mut rows = match self.store.read_metrics(account.clone(), minutes.start, PAGE_ROWS).await {
@@ -166,17 +165,18 @@ impl Meter {
         Ok(SeriesPage { points: series::points(rows), rest })
     }
 
-    /// Before the store is read, so that a row is in one of the two. They end as those of the store do.
+    /// Returns the rows in memory, with the same end as a page of the store. To be called before the store is read, so that every row is
+    /// in one of both.
     fn own_rows(&self, account: &AccountId, minutes: Range<u64>) -> Vec<MetricRow> {
         let now_ms = self.clock.line_ms();
-        let mut gathered = self.gathered.lock();
-        if gathered.current_ms == minute_of(now_ms) {
-            gathered.take(account, &self.accounts.usages().of(account));
+        let mut state = self.state.lock();
+        if state.current_ms == minute_of(now_ms) {
+            state.add_usage(account, &self.accounts.usages().of(account));
         } else {
-            self.gather(&mut gathered, now_ms);
+            self.drain_counters(&mut state, now_ms);
         }
         let mut rows = Vec::new();
-        for (at, accounts) in gathered.minutes.range(minutes) {
+        for (at, accounts) in state.minutes.range(minutes) {
             if rows.len() >= PAGE_ROWS {
                 break;
             }
@@ -185,24 +185,26 @@ impl Meter {
         rows
     }
 
-    /// What was counted since the last call belongs to the minute in which that was.
-    fn gather(&self, gathered: &mut Gathered, now_ms: u64) {
-        self.accounts.usages().visit(|account, usage| gathered.take(account, usage));
-        gathered.current_ms = minute_of(now_ms);
-        gathered.drop_old(now_ms, self.minutes_max);
+    /// Drains the counters into the minute in which they were drained last.
+    fn drain_counters(&self, state: &mut MeterState, now_ms: u64) {
+        self.accounts.usages().visit(|account, usage| state.add_usage(account, usage));
+        state.current_ms = minute_of(now_ms);
+        state.drop_old(now_ms, self.minutes_max);
     }
 
-    /// What the store does not have. `None`: it keeps no rows.
+    /// Returns the rows that the store does not have; `None` if it keeps no metric rows.
     fn collect(&self) -> Option<Vec<MetricRow>> {
-        let mut gathered = self.gathered.lock();
-        self.gather(&mut gathered, self.clock.line_ms());
-        if gathered.off {
+        let mut state = self.state.lock();
+        self.drain_counters(&mut state, self.clock.line_ms());
+        if state.off {
             return None;
         }
         let mut rows = Vec::new();
-        for (at, accounts) in &mut gathered.minutes {
-            for (account, minute) in accounts.iter_mut().filter(|(_, minute)| minute.state != State::Stored) {
-                minute.state = State::Written;
+        for (at, accounts) in &mut state.minutes {
+            for (account, minute) in
+                accounts.iter_mut().filter(|(_, minute)| minute.state != MinuteState::Stored)
+            {
+                minute.state = MinuteState::Written;
                 rows.extend(self.rows(account, *at, minute));
             }
         }
@@ -213,7 +215,7 @@ impl Meter {
         &'a self,
         account: &'a AccountId,
         minute_ms: u64,
-        minute: &'a Minute,
+        minute: &'a AccountMinute,
     ) -> impl Iterator<Item = MetricRow> + 'a {
         let counted = UsageKind::ALL.into_iter().zip(minute.amounts);
         counted.filter(|(_, amount)| *amount != Amount::default()).map(move |(kind, amount)| MetricRow {
@@ -227,57 +229,58 @@ impl Meter {
     }
 
     fn settle(&self, result: Result<(), StoreError>) {
-        let mut gathered = self.gathered.lock();
+        let mut state = self.state.lock();
         match result {
-            Ok(()) => gathered.stored(),
-            Err(StoreError::Off) => gathered.off = true,
-            Err(error) if !gathered.failing => {
+            Ok(()) => state.stored(),
+            Err(StoreError::Off) => state.off = true,
+            Err(error) if !state.failing => {
                 tracing::warn!(%error, "counts were not stored, and are kept until they are");
-                gathered.failing = true;
+                state.failing = true;
             }
             Err(_) => {}
         }
     }
 }
 
-impl Gathered {
-    fn take(&mut self, account: &AccountId, usage: &Usage) {
+impl MeterState {
+    fn add_usage(&mut self, account: &AccountId, usage: &Usage) {
         for (place, kind) in UsageKind::ALL.into_iter().enumerate() {
             let Some(amount) = usage.take(kind) else { continue };
             let accounts = self.minutes.entry(self.current_ms).or_default();
             let minute = accounts.entry(account.clone()).or_insert_with(|| {
-                self.held += 1;
-                Minute::default()
+                self.minute_count += 1;
+                AccountMinute::default()
             });
             minute.amounts[place].add(amount);
-            minute.state = State::Changed;
+            minute.state = MinuteState::Changed;
         }
     }
 
-    /// All that was on its way is stored; of the minutes that have passed nothing more is needed.
+    /// Marks all written rows as stored, and drops those of minutes that have passed.
     fn stored(&mut self) {
         self.failing = false;
         let current_ms = self.current_ms;
         self.minutes.retain(|at, accounts| {
-            for minute in accounts.values_mut().filter(|minute| minute.state == State::Written) {
-                minute.state = State::Stored;
+            for minute in accounts.values_mut().filter(|minute| minute.state == MinuteState::Written) {
+                minute.state = MinuteState::Stored;
             }
             if *at < current_ms {
-                accounts.retain(|_, minute| minute.state != State::Stored);
+                accounts.retain(|_, minute| minute.state != MinuteState::Stored);
             }
             !accounts.is_empty()
         });
-        self.held = self.minutes.values().map(HashMap::len).sum();
+        self.minute_count = self.minutes.values().map(HashMap::len).sum();
     }
 
     fn drop_old(&mut self, now_ms: u64, minutes_max: usize) {
         let oldest_ms = minute_of(now_ms.saturating_sub(KEPT_MS));
         let mut lost = 0;
         while let Some(first) = self.minutes.first_entry()
-            && (*first.key() < oldest_ms || (self.held > minutes_max && *first.key() < self.current_ms))
+            && (*first.key() < oldest_ms
+                || (self.minute_count > minutes_max && *first.key() < self.current_ms))
         {
             lost += usize::from(*first.key() >= oldest_ms);
-            self.held -= first.remove().len();
+            self.minute_count -= first.remove().len();
         }
         if lost > 0 {
             tracing::warn!(minutes = lost, "metric rows were dropped from memory: over metric_minutes");
@@ -291,7 +294,7 @@ impl fmt::Debug for Meter {
     }
 }
 
-/// Where the rows of a page end that were read so far; they are all that there are when they are fewer than a page.
+/// Time up to which a page has all rows: the end of its last row's minute, or `end_ms` if the page is not full.
 fn read_to(rows: &[MetricRow], end_ms: u64) -> u64 {
     let last = rows.last().filter(|_| rows.len() >= PAGE_ROWS);
     last.map_or(end_ms, |last| end_ms.min(last.minute_ms + MINUTE_MS))

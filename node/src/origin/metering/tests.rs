@@ -1,4 +1,4 @@
-//! Gathering over a clock that a test moves and a store that can fail, lag, lose its answer or keep nothing.
+//! The meter with a manual clock and a store that can fail, lag, lose its answer or keep nothing.
 
 mod series;
 
@@ -23,15 +23,15 @@ id = "other"
 "#;
 
 #[derive(Default)]
-struct Store {
+struct MeterTestStore {
     rows: Mutex<Vec<MetricRow>>,
-    /// What the next writes answer; a failing one has stored nothing, or with `stores_all_the_same` everything.
+    /// Answer to the next writes. A failing write stores nothing, or everything with `stores_all_the_same`.
     error: Mutex<Option<StoreError>>,
     stores_all_the_same: Mutex<bool>,
     written: AtomicUsize,
 }
 
-impl FakeStore for Store {
+impl FakeStore for MeterTestStore {
     fn put_metrics(&self, rows: Vec<MetricRow>) -> Result<(), StoreError> {
         let error = self.error.lock().clone();
         if error.is_none() || *self.stores_all_the_same.lock() {
@@ -62,20 +62,20 @@ impl FakeStore for Store {
     }
 }
 
-struct Node {
-    store: Arc<Store>,
+struct MeterTestNode {
+    store: Arc<MeterTestStore>,
     accounts: Arc<Accounts>,
     clock: Clock,
     meter: Meter,
 }
 
-impl Node {
+impl MeterTestNode {
     fn new() -> Self {
-        Self::over(Arc::default(), NOW_MS)
+        Self::started_on(Arc::default(), NOW_MS)
     }
 
-    /// A node started at `now_ms` on what is stored.
-    fn over(store: Arc<Store>, now_ms: u64) -> Self {
+    /// Starts a node at `now_ms` on the rows that are stored.
+    fn started_on(store: Arc<MeterTestStore>, now_ms: u64) -> Self {
         let accounts = Accounts::from_text(DIRECTORY).unwrap();
         let clock = Clock::manual(now_ms);
         let known = Arc::clone(&store) as Arc<dyn HistoryStore>;
@@ -88,7 +88,7 @@ impl Node {
         directory.account(&AccountId::new(account)).unwrap().usage.count(kind, count, 10 * count);
     }
 
-    /// So many minutes after the first one began, what was counted until then is written.
+    /// Moves the clock to so many minutes after the first one began, and flushes.
     async fn begin_minute(&self, number: u64) {
         self.clock.pass_to(MINUTE + number * MINUTE_MS);
         self.meter.flush().await;
@@ -102,7 +102,7 @@ impl Node {
         self.count("acme", UsageKind::Publish, 2);
     }
 
-    /// Minute, kind and count of what an account reads; the bytes are ten times the count.
+    /// Reads an account's usage as minute, kind and count; the bytes are ten times the count.
     async fn read(&self, account: &str, window_ms: u64) -> Vec<(u64, &'static str, u64)> {
         let mut seen = Vec::new();
         let mut rest = Some(self.meter.window(window_ms));
@@ -119,16 +119,16 @@ impl Node {
         seen
     }
 
-    fn held(&self) -> usize {
-        let gathered = self.meter.gathered.lock();
-        assert_eq!(gathered.held, gathered.minutes.values().map(HashMap::len).sum::<usize>());
-        gathered.held
+    fn minute_count(&self) -> usize {
+        let state = self.meter.state.lock();
+        assert_eq!(state.minute_count, state.minutes.values().map(HashMap::len).sum::<usize>());
+        state.minute_count
     }
 }
 
 #[tokio::test]
 async fn metering_counts_are_read_at_once_by_their_account_only() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     assert_eq!(node.read("acme", KEPT_MS).await, []);
     node.count("acme", UsageKind::Publish, 2);
     node.count("other", UsageKind::Publish, 5);
@@ -142,7 +142,7 @@ async fn metering_counts_are_read_at_once_by_their_account_only() {
 
 #[tokio::test]
 async fn a_write_repeated_is_the_same_row() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     node.count("acme", UsageKind::Publish, 2);
     node.meter.flush().await;
     assert_eq!(node.store.rows.lock().len(), 1);
@@ -157,7 +157,7 @@ async fn a_write_repeated_is_the_same_row() {
 
 #[tokio::test]
 async fn counts_belong_to_the_minute_in_which_they_were_made() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     node.count("acme", UsageKind::Publish, 1);
     node.clock.pass_to(MINUTE + MINUTE_MS);
     node.meter.flush().await;
@@ -171,13 +171,13 @@ async fn counts_belong_to_the_minute_in_which_they_were_made() {
 
 #[tokio::test]
 async fn minutes_that_have_passed_are_left_to_the_store() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     for minute in 1..=5 {
         node.count("acme", UsageKind::Publish, 1);
         node.meter.flush().await;
-        assert_eq!(node.held(), 1, "the running one is still counted");
+        assert_eq!(node.minute_count(), 1, "the running one is still counted");
         node.begin_minute(minute).await;
-        assert_eq!(node.held(), 0);
+        assert_eq!(node.minute_count(), 0);
     }
     assert_eq!(node.read("acme", KEPT_MS).await.len(), 5);
 }
@@ -185,7 +185,7 @@ async fn minutes_that_have_passed_are_left_to_the_store() {
 #[tokio::test]
 async fn a_store_that_fails_gets_the_rows_later() {
     for stored in [false, true] {
-        let node = Node::new();
+        let node = MeterTestNode::new();
         *node.store.error.lock() = Some(StoreError::Failed("disk gone".into()));
         *node.store.stores_all_the_same.lock() = stored;
         node.publish_over_a_minute().await;
@@ -202,7 +202,7 @@ async fn a_store_that_fails_gets_the_rows_later() {
 
 #[tokio::test]
 async fn a_write_that_was_given_up_is_made_again() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     node.count("acme", UsageKind::Publish, 1);
     drop(node.meter.collect());
     node.meter.finish(LONG).await;
@@ -211,9 +211,9 @@ async fn a_write_that_was_given_up_is_made_again() {
 
 #[tokio::test]
 async fn a_restart_within_the_minute_loses_and_doubles_nothing() {
-    let store = Arc::new(Store::default());
+    let store = Arc::new(MeterTestStore::default());
     for start in 0..3 {
-        let node = Node::over(Arc::clone(&store), NOW_MS + start);
+        let node = MeterTestNode::started_on(Arc::clone(&store), NOW_MS + start);
         node.count("acme", UsageKind::Publish, 2);
         node.meter.finish(LONG).await;
         assert_eq!(node.read("acme", KEPT_MS).await, [(MINUTE, "publish", 2 * (start + 1))]);
@@ -223,7 +223,7 @@ async fn a_restart_within_the_minute_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn without_a_store_rows_are_kept_in_memory_for_their_time() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     *node.store.error.lock() = Some(StoreError::Off);
     node.publish_over_a_minute().await;
     let expected = [(MINUTE, "publish", 1), (MINUTE + MINUTE_MS, "publish", 2)];
@@ -231,29 +231,29 @@ async fn without_a_store_rows_are_kept_in_memory_for_their_time() {
     node.clock.pass_to(MINUTE + MINUTE_MS + KEPT_MS);
     node.meter.flush().await;
     assert_eq!(node.read("acme", KEPT_MS).await, expected[1..]);
-    assert_eq!(node.held(), 1);
+    assert_eq!(node.minute_count(), 1);
 }
 
 #[tokio::test]
 async fn memory_is_bounded_and_the_oldest_go_first() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     *node.store.error.lock() = Some(StoreError::Off);
     for minute in 1..=MINUTES_MAX as u64 {
         node.count("acme", UsageKind::Publish, minute);
         node.count("other", UsageKind::Api, 1);
         node.begin_minute(minute).await;
-        assert!(node.held() <= MINUTES_MAX);
+        assert!(node.minute_count() <= MINUTES_MAX);
     }
     let counts = node.read("acme", KEPT_MS).await.into_iter().map(|(_, _, count)| count);
     assert_eq!(counts.collect::<Vec<_>>(), (51..=100).collect::<Vec<_>>());
 }
 
 #[tokio::test]
-async fn pages_join_whoever_has_their_rows() {
+async fn usage_pages_join_rows_of_the_store_and_memory() {
     let kinds = UsageKind::ALL.map(UsageKind::as_str);
-    // From which minute on the store takes no more, and what is counted stays in memory.
+    // Minute from which on the store refuses writes, so that further counts stay in memory.
     for fails_from in [0, 1, 9, 10, 30, 60] {
-        let node = Node::new();
+        let node = MeterTestNode::new();
         let mut expected = Vec::new();
         for minute in 0..60 {
             if minute == fails_from {
@@ -278,13 +278,13 @@ async fn pages_join_whoever_has_their_rows() {
 
 #[tokio::test]
 async fn minute_overlapping_window_start_is_included() {
-    let node = Node::new();
+    let node = MeterTestNode::new();
     for minute in 1..=10 {
         node.count("acme", UsageKind::Publish, minute);
         node.begin_minute(minute).await;
     }
     let first = async |window_ms| node.read("acme", window_ms).await.first().map(|(at, _, _)| *at);
-    // It is 10:00 after the first minute began.
+    // Ten minutes after the first minute began.
     let minute = |number: u64| Some(MINUTE + number * MINUTE_MS);
     assert_eq!(first(MINUTE_MS).await, minute(9));
     assert_eq!(first(2 * MINUTE_MS).await, minute(8));

@@ -1,4 +1,4 @@
-//! The channels with events for each target, as far as they are in memory. The rest is found in the tables.
+//! The board of all targets: their channels with events, as far as they are in memory. The others are found in the tables.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -10,87 +10,87 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::TargetId;
-use super::event::Event;
-use super::recent::{Recent, Room};
-use super::store::{Ahead, Batch, BatchBounds};
+use super::event::OutboxEvent;
+use super::recent::{CachedEvents, EventCacheBudget};
+use super::store::{BatchBounds, EventBatch, PrefetchedEvents};
 
-/// Channels of one target in memory.
+/// Channels of one target that are kept in memory.
 const CHANNELS_MAX: usize = 1_024;
-/// So many further ones may wait after a failure, so that they leave room for others.
+/// Failing channels of one target that do not count against `CHANNELS_MAX`, so that they leave space for others.
 const FAILING_MAX: usize = 16 * CHANNELS_MAX;
-/// Channels that rest.
+/// Resting channels of one target.
 const RESTING_MAX: usize = CHANNELS_MAX / 2;
-/// A channel is not sent again before this, unless a whole batch waits: its events share requests, and the first one does not wait.
+/// Rest of a channel after it was sent, unless a full batch waits: its next events share requests, and its first one is sent at once.
 const REST: Duration = Duration::from_millis(10);
 
 /// All targets.
 #[derive(Default)]
-pub(super) struct Board {
-    targets: Mutex<HashMap<TargetId, Arc<Lineup>>>,
-    room: Arc<Room>,
-    /// A target is new.
+pub(super) struct OutboxBoard {
+    targets: Mutex<HashMap<TargetId, Arc<TargetLineup>>>,
+    budget: Arc<EventCacheBudget>,
+    /// Notified when a target is new.
     pub(super) has_new: Notify,
 }
 
-/// The channels of one target.
-pub(super) struct Lineup {
+/// Channels of one target, and their turns.
+pub(super) struct TargetLineup {
     pub(super) target: TargetId,
-    state: Mutex<State>,
-    room: Arc<Room>,
-    /// A channel is ready that was not before.
+    state: Mutex<LineupState>,
+    budget: Arc<EventCacheBudget>,
+    /// Notified when a channel becomes ready that was not before.
     pub(super) changed: Notify,
-    /// A task sends what it has.
-    begun: AtomicBool,
+    /// A task sends the target's events.
+    is_started: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
-    channels: HashMap<Box<str>, Channel>,
-    /// Channels that are not being sent, in their turn.
+struct LineupState {
+    channels: HashMap<Box<str>, LineupChannel>,
+    /// Channels that are not being sent, in the order of their turns.
     turns: VecDeque<Box<str>>,
-    /// Channels that were sent a moment ago, and until when they rest, in this order; those that a whole batch woke stand here too.
+    /// Channels that were just sent, with the end of their rest, in this order. A channel that a full batch has woken stays in the list.
     resting: VecDeque<(Instant, Box<str>)>,
-    /// Those of them whose last attempt failed.
+    /// Number of channels in memory whose last attempt failed.
     failing: usize,
-    /// Channels that are not in memory may have events, and the tables are to be read for them from the first one on.
+    /// Channels outside memory may have events, and the next scan of the tables starts at the first channel.
     overflowed: bool,
-    /// The tables are being read.
-    pass: Option<Pass>,
-    /// The settings under which the target has answered that it is gone.
+    /// Scan of the tables in progress.
+    scan: Option<TableScan>,
+    /// Hash of the settings under which the target answered that it is gone.
     disabled: Option<u64>,
-    /// Why the last attempt failed; none: it did not.
+    /// Reason of the last failure; `None` if the last attempt succeeded.
     failure: Option<Box<str>>,
 }
 
-/// The reading of all channels in the tables, part by part.
+/// Scan of all channels in the tables, part by part.
 #[derive(Default)]
-struct Pass {
+struct TableScan {
     /// The last channel that was read.
     until: Option<Box<str>>,
 }
 
-struct Channel {
-    /// An event has come since the last look at the tables.
+struct LineupChannel {
+    /// An event has arrived since the tables were last read.
     has_new: bool,
-    /// No event with a lower sequence waits. A look that began before it would pass over the rows that were removed there.
+    /// Lowest sequence that may wait. A read that started at a lower one would step over tombstones.
     from: u64,
-    /// None: its events are read from the tables.
-    recent: Option<Recent>,
+    /// First events in memory; `None` if they are read from the tables.
+    recent: Option<CachedEvents>,
     not_before: Option<Instant>,
-    /// Until then, it is in none of the turns.
+    /// End of the rest; until then the channel is in no turn.
     rests_until: Option<Instant>,
-    /// So many further events end the wait, or the rest.
+    /// Further events that end the wait or the rest.
     lacking: Option<usize>,
     failures: u32,
 }
 
-impl Channel {
-    fn new(from: u64, recent: Option<Recent>) -> Self {
+impl LineupChannel {
+    fn new(from: u64, recent: Option<CachedEvents>) -> Self {
         Self { has_new: true, from, recent, not_before: None, rests_until: None, lacking: None, failures: 0 }
     }
 
-    fn add(&mut self, sequence: u64, event: &Arc<Event>) {
-        // It was on the disk a moment before it came here, and may have been sent from there.
+    fn add(&mut self, sequence: u64, event: &Arc<OutboxEvent>) {
+        // The event was on the disk before this call, so it may have been read and sent already.
         if sequence < self.from {
             return;
         }
@@ -103,70 +103,71 @@ impl Channel {
 
 /// A channel whose turn it is.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Next {
+pub(super) struct ReadyChannel {
     pub(super) channel: Box<str>,
-    /// Attempts that have failed since one succeeded.
+    /// Failed attempts since the last success.
     pub(super) failures: u32,
-    /// No event with a lower sequence waits.
+    /// Lowest sequence that may wait.
     pub(super) from: u64,
 }
 
-/// The end of a turn.
+/// Outcome of a channel's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// `has_more`: further events of the channel wait, as far as the turn has seen. None waits below `from`. So many make a `full` batch.
+pub(super) enum TurnOutcome {
+    /// `has_more`: further events of the channel wait, as far as the turn has seen. No event waits below `from`. `full` is the size of a
+    /// full batch.
     Settled { has_more: bool, from: u64, full: usize },
-    /// The attempt failed; the next one comes not before.
+    /// The attempt failed; the next one is not made before this time.
     Failed { not_before: Instant },
-    /// Nothing was sent yet.
+    /// The channel is tried again after this time. This does not count as a failure.
     Waits { not_before: Instant },
-    /// Nothing was sent yet; `lacking` further events make a whole batch.
+    /// No attempt was made; `lacking` further events fill the batch.
     Lingers { not_before: Instant, lacking: usize },
 }
 
-impl Board {
-    pub(super) fn lineup(&self, target: &TargetId) -> Arc<Lineup> {
+impl OutboxBoard {
+    pub(super) fn lineup(&self, target: &TargetId) -> Arc<TargetLineup> {
         let mut targets = self.targets.lock();
         if let Some(lineup) = targets.get(target) {
             return Arc::clone(lineup);
         }
-        let lineup = Arc::new(Lineup::new(target, &self.room));
+        let lineup = Arc::new(TargetLineup::new(target, &self.budget));
         targets.insert(target.clone(), Arc::clone(&lineup));
         self.has_new.notify_one();
         lineup
     }
 
-    /// Targets that no task sends to yet; the caller begins one for each.
-    pub(super) fn not_begun(&self) -> Vec<Arc<Lineup>> {
+    /// Returns the targets without a task and marks them as started; the caller starts a task for each.
+    pub(super) fn take_unstarted(&self) -> Vec<Arc<TargetLineup>> {
         let targets = self.targets.lock();
         targets
             .values()
-            .filter(|lineup| !lineup.begun.swap(true, Ordering::Relaxed))
+            .filter(|lineup| !lineup.is_started.swap(true, Ordering::Relaxed))
             .map(Arc::clone)
             .collect()
     }
 
-    /// An event with this sequence waits for the target.
-    pub(super) fn arrived(&self, target: &TargetId, sequence: u64, event: &Arc<Event>) {
+    /// Adds an event that waits for the target.
+    pub(super) fn add_event(&self, target: &TargetId, sequence: u64, event: &Arc<OutboxEvent>) {
         let mut lineup = self.lineup(target);
-        lineup.arrived(sequence, event);
-        // One that was forgotten meanwhile has no task.
+        lineup.add_event(sequence, event);
+        // A lineup that was removed meanwhile has no task.
         while !self.targets.lock().get(target).is_some_and(|known| Arc::ptr_eq(known, &lineup)) {
             lineup = self.lineup(target);
-            lineup.arrived(sequence, event);
+            lineup.add_event(sequence, event);
         }
     }
 
-    /// Events of the channel wait no more for the target, though they were not sent.
-    pub(super) fn lost(&self, target: &TargetId, channel: &str) {
+    /// Drops the cached events of the channel, since some of them no longer wait although they were not sent.
+    pub(super) fn drop_cached(&self, target: &TargetId, channel: &str) {
         let lineup = self.targets.lock().get(target).map(Arc::clone);
         if let Some(lineup) = lineup {
-            lineup.lost(channel);
+            lineup.drop_cached(channel);
         }
     }
 
-    /// Forgets the target if it has no channel; an event that comes later makes another lineup.
-    pub(super) fn remove(&self, lineup: &Lineup) -> bool {
+    /// Removes the target if it has no channel; a later event makes a new lineup.
+    pub(super) fn remove(&self, lineup: &TargetLineup) -> bool {
         let mut targets = self.targets.lock();
         let is_empty = lineup.state.lock().channels.is_empty();
         if is_empty {
@@ -181,34 +182,34 @@ impl Board {
         disabled.map(|lineup| lineup.target.clone()).collect()
     }
 
-    /// Why the last attempt at the target failed.
+    /// Reason of the target's last failure.
     pub(super) fn failure(&self, target: &TargetId) -> Option<Box<str>> {
         let lineup = self.targets.lock().get(target).map(Arc::clone)?;
         lineup.failure()
     }
 
-    /// The settings under which the target is disabled.
+    /// Hash of the settings under which the target is disabled.
     pub(super) fn disabled(&self, target: &TargetId) -> Option<u64> {
         self.targets.lock().get(target).and_then(|lineup| lineup.disabled())
     }
 }
 
-impl State {
-    /// Channels that are not in memory may have events.
+impl LineupState {
+    /// Returns whether channels outside memory may have events.
     fn is_unread(&self) -> bool {
-        self.overflowed || self.pass.is_some()
+        self.overflowed || self.scan.is_some()
     }
 
-    /// Channels in memory that count.
-    fn taken(&self) -> usize {
+    /// Number of channels in memory that count against the bound.
+    fn counted_channels(&self) -> usize {
         self.channels.len() - self.failing.min(FAILING_MAX)
     }
 
-    /// Channels whose rest is over have a turn, or leave where nothing waits.
+    /// Ends rests that are over: the channel gets a turn, or is removed if it has no events.
     fn end_rests(&mut self, now: Instant) {
         while let Some((until, name)) = self.resting.pop_front_if(|(until, _)| *until <= now) {
             let Some(channel) = self.channels.get_mut(&name) else { continue };
-            // It may have rested again since.
+            // The channel may have begun another rest since.
             if channel.rests_until != Some(until) {
                 continue;
             }
@@ -222,13 +223,13 @@ impl State {
     }
 }
 
-impl Lineup {
-    fn new(target: &TargetId, room: &Arc<Room>) -> Self {
-        let (state, changed, begun) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        Self { target: target.clone(), state, room: Arc::clone(room), changed, begun }
+impl TargetLineup {
+    fn new(target: &TargetId, room: &Arc<EventCacheBudget>) -> Self {
+        let (state, changed, is_started) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        Self { target: target.clone(), state, budget: Arc::clone(room), changed, is_started }
     }
 
-    fn arrived(&self, sequence: u64, event: &Arc<Event>) {
+    fn add_event(&self, sequence: u64, event: &Arc<OutboxEvent>) {
         let mut state = self.state.lock();
         let state = &mut *state;
         if let Some(channel) = state.channels.get_mut(&event.channel) {
@@ -243,17 +244,17 @@ impl Lineup {
             }
             return;
         }
-        // Room is kept for those in the tables, which came before.
+        // Half of the space is kept for the channels in the tables, whose events are older.
         let max = if state.is_unread() { CHANNELS_MAX / 2 } else { CHANNELS_MAX };
-        if state.taken() >= max {
+        if state.counted_channels() >= max {
             state.overflowed = true;
             return;
         }
-        // Earlier ones may wait for a channel that was not read yet.
+        // Earlier events of the channel may wait in the tables.
         let mut channel = if state.is_unread() {
-            Channel::new(0, None)
+            LineupChannel::new(0, None)
         } else {
-            Channel::new(sequence, Some(Recent::new(&self.room)))
+            LineupChannel::new(sequence, Some(CachedEvents::new(&self.budget)))
         };
         channel.add(sequence, event);
         state.channels.insert(event.channel.clone(), channel);
@@ -261,8 +262,8 @@ impl Lineup {
         self.changed.notify_one();
     }
 
-    /// The next channel whose time has come. Else when the time of the first one comes.
-    pub(super) fn next(&self, now: Instant) -> Result<Next, Option<Instant>> {
+    /// Takes the next ready channel; else returns the time at which the first one becomes ready.
+    pub(super) fn next(&self, now: Instant) -> Result<ReadyChannel, Option<Instant>> {
         let mut state = self.state.lock();
         state.end_rests(now);
         let mut first = state.resting.front().map(|(until, _)| *until);
@@ -273,7 +274,7 @@ impl Lineup {
                 None => {
                     (channel.has_new, channel.lacking) = (false, None);
                     let (failures, from) = (channel.failures, channel.from);
-                    return Ok(Next { channel: name, failures, from });
+                    return Ok(ReadyChannel { channel: name, failures, from });
                 }
                 Some(until) => {
                     first = Some(first.map_or(until, |first| first.min(until)));
@@ -284,49 +285,53 @@ impl Lineup {
         Err(first)
     }
 
-    /// The next batch of a channel that [`Lineup::next`] gave; none: its events are to be read from the tables.
-    pub(super) fn batch(&self, name: &str, bounds: BatchBounds) -> Option<Batch> {
+    /// Builds the next batch of a channel that [`TargetLineup::next`] returned; `None` if its events must be read from the tables.
+    pub(super) fn batch(&self, name: &str, bounds: BatchBounds) -> Option<EventBatch> {
         let state = self.state.lock();
         state.channels.get(name)?.recent.as_ref()?.batch(&self.target, bounds)
     }
 
-    /// Events that are read ahead find room in memory.
-    pub(super) fn has_room(&self) -> bool {
-        self.room.has_half()
+    /// Returns whether the cache has space for prefetched events.
+    pub(super) fn has_budget(&self) -> bool {
+        self.budget.has_half()
     }
 
-    /// Takes the first events of a channel that [`Lineup::next`] gave, as the tables had them since.
-    pub(super) fn refill(&self, name: &str, Ahead { events, is_whole }: Ahead) {
+    /// Caches the first events of a channel that [`TargetLineup::next`] returned, as read from the tables.
+    pub(super) fn load_prefetched(
+        &self,
+        name: &str,
+        PrefetchedEvents { events, is_complete: is_whole }: PrefetchedEvents,
+    ) {
         let mut state = self.state.lock();
         if let Some(channel) = state.channels.get_mut(name) {
-            // One that came meanwhile may not be among them.
+            // An event that arrived meanwhile may be missing from the result.
             let is_whole = is_whole && !channel.has_new;
-            channel.recent = Some(Recent::of(&self.room, events, is_whole));
+            channel.recent = Some(CachedEvents::of(&self.budget, events, is_whole));
         }
     }
 
-    /// Events of the channel wait no more, though they were not sent: those in memory are read from the tables again.
-    fn lost(&self, name: &str) {
+    /// Drops the cached events of the channel; they are read from the tables again.
+    fn drop_cached(&self, name: &str) {
         if let Some(channel) = self.state.lock().channels.get_mut(name) {
             (channel.has_new, channel.recent) = (true, None);
         }
     }
 
-    /// Gives back a channel that [`Lineup::next`] gave.
-    pub(super) fn ended(&self, name: Box<str>, turn: Turn, now: Instant) {
+    /// Ends the turn of a channel that [`TargetLineup::next`] returned.
+    pub(super) fn end_turn(&self, name: Box<str>, turn: TurnOutcome, now: Instant) {
         let mut state = self.state.lock();
         let state = &mut *state;
         let Some(channel) = state.channels.get_mut(&name) else { return };
         match turn {
-            Turn::Settled { has_more, from, full } => {
+            TurnOutcome::Settled { has_more, from, full } => {
                 state.failing -= usize::from(channel.failures > 0);
                 (channel.failures, channel.not_before, channel.from) = (0, None, from);
                 if let Some(recent) = &mut channel.recent {
-                    recent.pass(from);
+                    recent.drop_below(from);
                 } else if !has_more && !channel.has_new {
-                    channel.recent = Some(Recent::new(&self.room));
+                    channel.recent = Some(CachedEvents::new(&self.budget));
                 }
-                let waiting = channel.recent.as_ref().map_or(0, Recent::len);
+                let waiting = channel.recent.as_ref().map_or(0, CachedEvents::len);
                 let may_rest = !has_more && waiting < full && state.resting.len() < RESTING_MAX;
                 if may_rest {
                     let until = now + REST;
@@ -339,44 +344,46 @@ impl Lineup {
                     return;
                 }
             }
-            Turn::Failed { not_before } => {
+            TurnOutcome::Failed { not_before } => {
                 state.failing += usize::from(channel.failures == 0);
                 channel.failures = channel.failures.saturating_add(1);
-                // The next attempt has the events of this one alone, as the tables say.
+                // The next attempt must have exactly the events of this one, as the tables say.
                 (channel.not_before, channel.recent) = (Some(not_before), None);
             }
-            Turn::Waits { not_before } => (channel.not_before, channel.recent) = (Some(not_before), None),
-            // An event that came meanwhile is not counted in what is lacking.
-            Turn::Lingers { .. } if channel.has_new => channel.not_before = None,
-            Turn::Lingers { not_before, lacking } => {
+            TurnOutcome::Waits { not_before } => {
+                (channel.not_before, channel.recent) = (Some(not_before), None)
+            }
+            // An event that arrived meanwhile was not counted.
+            TurnOutcome::Lingers { .. } if channel.has_new => channel.not_before = None,
+            TurnOutcome::Lingers { not_before, lacking } => {
                 (channel.not_before, channel.lacking) = (Some(not_before), Some(lacking));
             }
         }
         state.turns.push_back(name);
     }
 
-    /// The place in the tables behind which to look for further channels, and the number that there is room for; none while there is no need to.
-    pub(super) fn wants_more(&self) -> Option<(Option<Box<str>>, usize)> {
+    /// Returns the channel after which to scan the tables, and the number of channels to read; `None` if no scan is needed.
+    pub(super) fn next_scan(&self) -> Option<(Option<Box<str>>, usize)> {
         let mut state = self.state.lock();
-        if !state.is_unread() || state.taken() > CHANNELS_MAX / 2 {
+        if !state.is_unread() || state.counted_channels() > CHANNELS_MAX / 2 {
             return None;
         }
-        let count = CHANNELS_MAX - state.taken();
-        if state.pass.is_none() {
-            // An event that comes from here on says so again.
+        let count = CHANNELS_MAX - state.counted_channels();
+        if state.scan.is_none() {
+            // Events from here on set it again.
             state.overflowed = false;
         }
-        let pass = state.pass.get_or_insert_default();
+        let pass = state.scan.get_or_insert_default();
         Some((pass.until.clone(), count))
     }
 
-    /// Takes channels from the tables; `is_end`: there is none behind them.
-    pub(super) fn add(&self, names: Vec<Box<str>>, is_end: bool) {
+    /// Adds channels from the tables; `is_end`: the scan has reached the last channel.
+    pub(super) fn add_channels(&self, names: Vec<Box<str>>, is_end: bool) {
         let mut state = self.state.lock();
-        state.pass = (!is_end).then(|| Pass { until: names.last().cloned() });
+        state.scan = (!is_end).then(|| TableScan { until: names.last().cloned() });
         for name in names {
             if !state.channels.contains_key(&name) {
-                state.channels.insert(name.clone(), Channel::new(0, None));
+                state.channels.insert(name.clone(), LineupChannel::new(0, None));
                 state.turns.push_back(name);
             }
         }
@@ -384,7 +391,7 @@ impl Lineup {
         self.changed.notify_one();
     }
 
-    /// Channels may wait in the tables.
+    /// Records that channels may wait in the tables.
     pub(super) fn set_overflowed(&self) {
         self.state.lock().overflowed = true;
         self.changed.notify_one();

@@ -1,16 +1,16 @@
-//! How much waits for each target, and how much it will not receive any more.
+//! Depth of the outbox for each target: waiting events and dead letters.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use super::store::{Dead, Tables};
+use super::store::{DeadLetter, OutboxTables};
 use super::{TargetId, keys};
 use crate::origin::history::StoreError;
 
-/// Of one target: numbers of events, and the bytes of what is stored of them.
+/// Events of one target: their numbers, and the bytes that are stored for them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Depth {
+pub struct TargetDepth {
     pub events: u64,
     pub bytes: u64,
     pub dead_events: u64,
@@ -19,23 +19,23 @@ pub struct Depth {
 
 /// The depths of all targets with events.
 #[derive(Debug, Default)]
-pub(super) struct Depths {
-    targets: Mutex<HashMap<TargetId, Depth>>,
+pub(super) struct TargetDepths {
+    targets: Mutex<HashMap<TargetId, TargetDepth>>,
 }
 
 /// The changes that a commit makes to one target.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Change {
+pub(super) struct DepthChange {
     pub(super) events: i64,
     pub(super) bytes: i64,
     pub(super) dead_events: i64,
     pub(super) dead_bytes: i64,
 }
 
-impl Depths {
-    /// Counts the rows.
-    pub(super) fn read(tables: &Tables) -> Result<Self, StoreError> {
-        let mut targets: HashMap<TargetId, Depth> = HashMap::new();
+impl TargetDepths {
+    /// Counts the rows of the tables.
+    pub(super) fn read(tables: &OutboxTables) -> Result<Self, StoreError> {
+        let mut targets: HashMap<TargetId, TargetDepth> = HashMap::new();
         for row in tables.waiting.keyspace().iter() {
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
             if let Some((target, _, _)) = keys::parse_waiting(&key) {
@@ -49,21 +49,21 @@ impl Depths {
             if let Some((target, _)) = keys::parse_dead(&key) {
                 let depth = targets.entry(target).or_default();
                 depth.dead_events += 1;
-                depth.dead_bytes += Dead::decode(&value).map_or(0, |dead| u64::from(dead.bytes));
+                depth.dead_bytes += DeadLetter::decode(&value).map_or(0, |dead| u64::from(dead.bytes));
             }
         }
         Ok(Self { targets: Mutex::new(targets) })
     }
 
-    pub(super) fn of(&self, target: &TargetId) -> Depth {
+    pub(super) fn of(&self, target: &TargetId) -> TargetDepth {
         self.targets.lock().get(target).copied().unwrap_or_default()
     }
 
-    pub(super) fn all(&self) -> Vec<(TargetId, Depth)> {
+    pub(super) fn all(&self) -> Vec<(TargetId, TargetDepth)> {
         self.targets.lock().iter().map(|(target, depth)| (target.clone(), *depth)).collect()
     }
 
-    pub(super) fn apply(&self, changes: &HashMap<TargetId, Change>) {
+    pub(super) fn apply(&self, changes: &HashMap<TargetId, DepthChange>) {
         let mut targets = self.targets.lock();
         for (target, change) in changes {
             let depth = targets.entry(target.clone()).or_default();
@@ -71,7 +71,7 @@ impl Depths {
             depth.bytes = depth.bytes.saturating_add_signed(change.bytes);
             depth.dead_events = depth.dead_events.saturating_add_signed(change.dead_events);
             depth.dead_bytes = depth.dead_bytes.saturating_add_signed(change.dead_bytes);
-            if *depth == Depth::default() {
+            if *depth == TargetDepth::default() {
                 targets.remove(target);
             }
         }

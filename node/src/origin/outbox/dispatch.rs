@@ -1,4 +1,4 @@
-//! Sends what waits for one target: channels side by side, the batches of a channel one after another.
+//! Dispatch of one target's events: several channels at a time, the batches of a channel one after another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,64 +7,64 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
-use super::board::{Lineup, Next, Turn};
-use super::settings::{Sending, TargetSettings};
-use super::store::{Batch, BatchBounds, Fixed};
-use super::writer::{Job, Settle};
-use super::{Engine, TargetId, count_attempt, event, traced};
+use super::board::{ReadyChannel, TargetLineup, TurnOutcome};
+use super::settings::{SendSettings, TargetSettings};
+use super::store::{BatchBounds, EventBatch, FixedBatch};
+use super::writer::{BatchSettlement, OutboxJob};
+use super::{OutboxEngine, TargetId, count_attempt, event, traced};
 use crate::accounts::Account;
 use crate::model::AccountId;
-use crate::origin::disk::queue::Weight;
+use crate::origin::disk::queue::QueueWeight;
 use crate::origin::history::StoreError;
-use crate::origin::queues::{Catalog, Found};
-use crate::origin::targets::{Delivery, Endpoint, Outcome, TargetKind};
-use crate::telemetry::OFTEN;
+use crate::origin::queues::{QueueCatalog, QueueLookup};
+use crate::origin::targets::{DeliveryOutcome, TargetDelivery, TargetEndpoint, TargetKind};
+use crate::telemetry::RATE_LIMITED;
 
-/// The directory is looked at this often for a target that cannot be sent to.
+/// Interval at which the directory is checked for a target that cannot be sent to.
 const LOOK: Duration = Duration::from_secs(1);
-/// The outbox's disk failed.
-const AGAIN: Duration = Duration::from_millis(200);
-/// Before the second attempt; doubled with each further one.
+/// Pause after an error of the outbox's disk.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+/// Pause before the second attempt; doubled with each further one.
 const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_MAX: Duration = Duration::from_secs(300);
-/// Events that one read takes into memory where batches are single events.
-const AHEAD: BatchBounds = BatchBounds { events: 256, bytes: 256 * 1024 };
-/// Why a target is disabled.
+/// Events that one read loads into memory if batches are single events.
+const PREFETCH: BatchBounds = BatchBounds { events: 256, bytes: 256 * 1024 };
+/// Reason for which a target is disabled.
 const GONE: &str = "the target has answered that it is gone (410)";
-/// Of a target that was deleted, or is disabled.
-const FEW: BatchBounds = BatchBounds { events: 100, bytes: 1024 * 1024 };
+/// Batch bounds of a target that was deleted or is disabled.
+const DISCARD_BATCH: BatchBounds = BatchBounds { events: 100, bytes: 1024 * 1024 };
 
-/// How many channels of a target are sent at the same time.
-struct Pace {
+/// Number of a target's channels that are sent concurrently.
+struct TargetPacing {
     allowed: usize,
-    /// The target has asked for no attempt before.
+    /// Time before which the target has asked for no attempt.
     not_before: Option<Instant>,
 }
 
-/// How a turn of a channel ended.
-struct Ended {
+/// Outcome of a turn.
+struct EndedTurn {
     channel: Box<str>,
-    turn: Turn,
-    /// None: the target was not asked.
+    turn: TurnOutcome,
+    /// Result of the attempt; `None` if none was made.
     success: Option<bool>,
-    /// The target has asked for no attempt before.
+    /// Time before which the target has asked for no attempt.
     not_before: Option<Instant>,
 }
 
-/// Returns when the target was deleted and has nothing left.
-pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
+/// Sends a target's events; returns once the target was deleted and has no events.
+pub(super) async fn run(engine: Arc<OutboxEngine>, lineup: Arc<TargetLineup>) {
     let mut sending = FuturesUnordered::new();
-    let mut pace = Pace { allowed: 1, not_before: None };
+    let mut pace = TargetPacing { allowed: 1, not_before: None };
     let mut is_absent = false;
     loop {
         engine.fill(&lineup).await;
         let now = Instant::now();
         let known = engine.settings(&lineup.target);
-        let was_absent = std::mem::replace(&mut is_absent, matches!(known, Known::Absent));
+        let was_absent = std::mem::replace(&mut is_absent, matches!(known, TargetLookup::Absent));
         if is_absent && !was_absent {
-            engine.tell_absent(&lineup.target);
+            engine.log_absent(&lineup.target);
         }
-        if matches!(known, Known::Deleted) && sending.is_empty() && engine.has_ended(&lineup) {
+        if matches!(known, TargetLookup::Deleted) && sending.is_empty() && engine.has_ended(&lineup) {
             return;
         }
         let parallel = known.settings().map_or(1, |settings| settings.sending.parallel).max(1);
@@ -86,14 +86,14 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
         let slept = tokio::time::sleep_until(wake.unwrap_or_else(|| now + LOOK));
         tokio::select! {
             Some(ended) = sending.next(), if !sending.is_empty() => {
-                let Ended { channel, turn, success, not_before } = ended;
+                let EndedTurn { channel, turn, success, not_before } = ended;
                 pace.allowed = match success {
                     Some(true) => (pace.allowed * 2).min(parallel),
                     Some(false) => 1,
                     None => pace.allowed,
                 };
                 pace.not_before = not_before.or(pace.not_before);
-                lineup.ended(channel, turn, Instant::now());
+                lineup.end_turn(channel, turn, Instant::now());
             }
             () = lineup.changed.notified() => {}
             () = slept => {}
@@ -101,27 +101,27 @@ pub(super) async fn run(engine: Arc<Engine>, lineup: Arc<Lineup>) {
     }
 }
 
-impl Engine {
-    /// Reads channels from the tables where there is room for some.
-    async fn fill(self: &Arc<Self>, lineup: &Arc<Lineup>) {
-        let Some((after, count)) = lineup.wants_more() else { return };
+impl OutboxEngine {
+    /// Loads channels from the tables if there is space for some.
+    async fn fill(self: &Arc<Self>, lineup: &Arc<TargetLineup>) {
+        let Some((after, count)) = lineup.next_scan() else { return };
         let target = lineup.target.clone();
         let found = self.read(move |tables| tables.channels(&target, after.as_deref(), count)).await;
         match found {
             Ok(channels) => {
                 let is_end = channels.len() < count;
-                lineup.add(channels, is_end);
+                lineup.add_channels(channels, is_end);
             }
             Err(error) => {
-                tracing::error!(target: OFTEN, %error, "the outbox could not be read");
-                tokio::time::sleep(AGAIN).await;
+                tracing::error!(target: RATE_LIMITED, %error, "the outbox could not be read");
+                tokio::time::sleep(RETRY_AFTER).await;
                 lineup.set_overflowed();
             }
         }
     }
 
-    /// Forgets a target without any channel; false: it has one, or events that are not in memory.
-    fn has_ended(&self, lineup: &Arc<Lineup>) -> bool {
+    /// Removes a target without events. Returns false if it has a channel, or events that are not in memory.
+    fn has_ended(&self, lineup: &Arc<TargetLineup>) -> bool {
         let has_ended = self.depths.of(&lineup.target).events == 0 && self.board.remove(lineup);
         if has_ended {
             self.oldest.lock().remove(&lineup.target);
@@ -129,145 +129,148 @@ impl Engine {
         has_ended
     }
 
-    /// Not before the target is there again is it told once more.
-    fn tell_absent(&self, target: &TargetId) {
+    /// Logs that events wait for an absent target; called once for each absence.
+    fn log_absent(&self, target: &TargetId) {
         let events = self.depths.of(target).events;
         if events == 0 {
             return;
         }
         let has_account = self.accounts.current().account(&AccountId::new(target.parts().0)).is_some();
         if has_account && target.queue_id().is_some() {
-            tracing::warn!(target: OFTEN, destination = %target, events, "events wait for a queue that this node does not know, or has no broker for (--amqp-url)");
+            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait for a queue that this node does not know, or has no broker for (--amqp-url)");
         } else {
-            tracing::warn!(target: OFTEN, destination = %target, events, "events wait, since the directory does not have their target");
+            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait, since the directory does not have their target");
         }
     }
 
-    fn tell_unavailable(&self, lineup: &Lineup, reason: &str) {
+    fn report_unavailable(&self, lineup: &TargetLineup, reason: &str) {
         lineup.set_failure(Some(reason));
-        if let Some(held_back) = self.told.happens(&("unavailable", &lineup.target)) {
+        if let Some(held_back) = self.logged_failures.happens(&("unavailable", &lineup.target)) {
             tracing::warn!(destination = %lineup.target, reason, held_back, "target is unavailable");
         }
     }
 
-    fn tell_failed(&self, lineup: &Lineup, channel: &str, reason: &str, failures: u32) {
+    fn report_failed(&self, lineup: &TargetLineup, channel: &str, reason: &str, failures: u32) {
         lineup.set_failure(Some(reason));
-        if let Some(held_back) = self.told.happens(&("failed", &lineup.target)) {
+        if let Some(held_back) = self.logged_failures.happens(&("failed", &lineup.target)) {
             let (destination, attempt) = (&lineup.target, failures.saturating_add(1));
             tracing::warn!(%destination, channel, reason, attempt, held_back, "delivery failed and is tried again");
         }
     }
 
-    fn tell_dead(&self, lineup: &Lineup, channel: &str, reason: &str, events: u64) {
+    fn report_dead(&self, lineup: &TargetLineup, channel: &str, reason: &str, events: u64) {
         lineup.set_failure(Some(reason));
-        if let Some(held_back) = self.told.happens(&("dead", &lineup.target)) {
+        if let Some(held_back) = self.logged_failures.happens(&("dead", &lineup.target)) {
             tracing::warn!(destination = %lineup.target, channel, reason, events, held_back, "events became dead letters");
         }
     }
 
-    /// The directory, or the store of queues, does not have the target.
+    /// Returns whether the target is missing from the directory, or from the store of queues.
     pub(super) fn is_absent(&self, target: &TargetId) -> bool {
-        matches!(self.settings(target), Known::Absent)
+        matches!(self.settings(target), TargetLookup::Absent)
     }
 
-    pub(super) fn settings(&self, target: &TargetId) -> Known {
+    pub(super) fn settings(&self, target: &TargetId) -> TargetLookup {
         let (account, integration) = target.parts();
         let directory = self.accounts.current();
         let Some(account) = directory.account(&AccountId::new(account)).map(Arc::clone) else {
-            return Known::Absent;
+            return TargetLookup::Absent;
         };
         if let Some(queue_id) = target.queue_id() {
             return self
                 .queues
                 .as_ref()
-                .map_or(Known::Absent, |queues| known_queue(queues, queue_id, account));
+                .map_or(TargetLookup::Absent, |queues| look_up_queue(queues, queue_id, account));
         }
         let found = account.integrations.iter().find(|found| *found.id == *integration).map(Arc::clone);
         let settings = found.map(|found| TargetSettings::of_integration(account, &found));
-        settings.map_or(Known::Absent, |settings| Known::Settings(Arc::new(settings)))
+        settings.map_or(TargetLookup::Absent, |settings| TargetLookup::Settings(Arc::new(settings)))
     }
 
-    /// Sends the next batch of the channel, and writes what became of it.
+    /// Sends the next batch of the channel, and records the outcome.
     async fn take_turn(
         self: Arc<Self>,
-        lineup: &Arc<Lineup>,
-        Next { channel, failures, from }: Next,
-        known: Known,
-    ) -> Ended {
-        let unasked = |turn| Ended { channel: channel.clone(), turn, success: None, not_before: None };
-        // The outcome of an attempt could not be written.
+        lineup: &Arc<TargetLineup>,
+        ReadyChannel { channel, failures, from }: ReadyChannel,
+        known: TargetLookup,
+    ) -> EndedTurn {
+        let unasked = |turn| EndedTurn { channel: channel.clone(), turn, success: None, not_before: None };
+        // After an error of the disk the outcome of an attempt could not be written.
         if self.status.usable().is_err() {
-            return unasked(Turn::Waits { not_before: Instant::now() + LOOK });
+            return unasked(TurnOutcome::Waits { not_before: Instant::now() + LOOK });
         }
         let disabled = lineup.disabled();
         let unsent = match &known {
-            Known::Absent => return unasked(Turn::Waits { not_before: Instant::now() + LOOK }),
-            Known::Deleted => Some(Unsent::Discarded),
-            Known::Settings(settings) => (disabled == Some(settings.hash)).then_some(Unsent::Dead),
+            TargetLookup::Absent => return unasked(TurnOutcome::Waits { not_before: Instant::now() + LOOK }),
+            TargetLookup::Deleted => Some(UnsentReason::Discarded),
+            TargetLookup::Settings(settings) => {
+                (disabled == Some(settings.hash)).then_some(UnsentReason::Dead)
+            }
         };
         if disabled.is_some() && unsent.is_none() && self.disable(lineup, None).await.is_err() {
-            return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+            return unasked(TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER });
         }
         let sending = known.settings().filter(|_| unsent.is_none()).map(|settings| settings.sending);
-        let bounds = sending.map_or(FEW, |sending| sending.bounds);
+        let bounds = sending.map_or(DISCARD_BATCH, |sending| sending.bounds);
         let mut batch = match self.batch(lineup, &channel, from, bounds).await {
             Ok(batch) => batch,
             Err(error) => {
-                tracing::error!(target: OFTEN, %error, "the outbox could not be read");
-                return unasked(Turn::Waits { not_before: Instant::now() + AGAIN });
+                tracing::error!(target: RATE_LIMITED, %error, "the outbox could not be read");
+                return unasked(TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER });
             }
         };
         if batch.events.is_empty() {
-            return unasked(Turn::Settled { has_more: batch.has_more, from, full: bounds.events });
+            return unasked(TurnOutcome::Settled { has_more: batch.has_more, from, full: bounds.events });
         }
         let (Some(settings), None) = (known.settings(), unsent) else {
-            let dead_reason = (unsent == Some(Unsent::Dead)).then(|| GONE.into());
+            let dead_reason = (unsent == Some(UnsentReason::Dead)).then(|| GONE.into());
             return match self.settle(lineup, &channel, &batch, dead_reason).await {
                 Ok(()) => {
                     count_discarded(unsent, batch.events.len());
-                    unasked(Turn::Settled { has_more: true, from: batch.end(), full: bounds.events })
+                    unasked(TurnOutcome::Settled { has_more: true, from: batch.end(), full: bounds.events })
                 }
-                Err(_) => unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
+                Err(_) => unasked(TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER }),
             };
         };
         if let Some(until) = self.lingers(settings.sending, &batch) {
             let lacking = bounds.events.saturating_sub(batch.events.len());
-            return unasked(Turn::Lingers { not_before: until, lacking });
+            return unasked(TurnOutcome::Lingers { not_before: until, lacking });
         }
         let event_id = match self.fix(lineup, &channel, &mut batch, bounds).await {
             Ok(event_id) => event_id,
-            // A full target lost the first event since it was read.
-            Err(StoreError::Busy) => return unasked(Turn::Waits { not_before: Instant::now() }),
-            Err(_) => return unasked(Turn::Waits { not_before: Instant::now() + AGAIN }),
+            // The full target has lost the first event since the batch was read.
+            Err(StoreError::Busy) => return unasked(TurnOutcome::Waits { not_before: Instant::now() }),
+            Err(_) => return unasked(TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER }),
         };
-        let attempt = Attempt { lineup, channel: &channel, batch: &batch, failures, settings };
+        let attempt = DeliveryAttempt { lineup, channel: &channel, batch: &batch, failures, settings };
         let (turn, success, not_before) = self.attempt(attempt, event_id.clone()).await;
         if let (None, Some((first, _)), false) =
-            (&batch.fixed, batch.events.first(), matches!(turn, Turn::Settled { .. }))
+            (&batch.fixed, batch.events.first(), matches!(turn, TurnOutcome::Settled { .. }))
         {
-            // The next attempt may come under settings with larger batches. Refused, it comes as it would have without.
-            let fixed = Fixed { event_id, last: *first };
+            // The next attempt may come under settings with larger batches, so the batch is fixed. If that is refused, the attempt is made
+            // without it.
+            let fixed = FixedBatch { event_id, last: *first };
             let _ = self.fix_batch(&lineup.target, &channel, *first, fixed).await;
         }
-        Ended { channel, turn, success, not_before }
+        EndedTurn { channel, turn, success, not_before }
     }
 
-    /// The next batch of the channel, from memory where its events are there.
+    /// Returns the next batch of the channel, from memory if its events are cached.
     async fn batch(
         &self,
-        lineup: &Lineup,
+        lineup: &TargetLineup,
         channel: &str,
         from: u64,
         bounds: BatchBounds,
-    ) -> Result<Batch, StoreError> {
+    ) -> Result<EventBatch, StoreError> {
         if let Some(batch) = lineup.batch(channel, bounds) {
             return Ok(batch);
         }
         let (target, name) = (lineup.target.clone(), Box::<str>::from(channel));
-        if bounds.events == 1 && lineup.has_room() {
-            let ahead = self.read(move |tables| tables.ahead(&target, (&name, from), AHEAD)).await?;
+        if bounds.events == 1 && lineup.has_budget() {
+            let ahead = self.read(move |tables| tables.prefetch(&target, (&name, from), PREFETCH)).await?;
             if let Some(ahead) = ahead {
-                lineup.refill(channel, ahead);
+                lineup.load_prefetched(channel, ahead);
                 if let Some(batch) = lineup.batch(channel, bounds) {
                     return Ok(batch);
                 }
@@ -277,8 +280,12 @@ impl Engine {
         self.read(move |tables| tables.batch(&target, (&name, from), bounds)).await
     }
 
-    /// Until when the channel waits for further events.
-    fn lingers(&self, Sending { bounds, linger_ms, .. }: Sending, batch: &Batch) -> Option<Instant> {
+    /// Time until which the channel waits for further events.
+    fn lingers(
+        &self,
+        SendSettings { bounds, linger_ms, .. }: SendSettings,
+        batch: &EventBatch,
+    ) -> Option<Instant> {
         let (_, oldest) = batch.events.first()?;
         let is_full = batch.has_more || batch.events.len() >= bounds.events;
         if linger_ms == 0 || is_full || batch.fixed.is_some() {
@@ -288,12 +295,13 @@ impl Engine {
         (left_ms > 0).then(|| Instant::now() + Duration::from_millis(left_ms))
     }
 
-    /// Gives the batch its id, and writes it, unless it has one. A batch of a single event has one by itself where the target has no others.
+    /// Assigns an id to the batch and stores it, unless it has one. If the target has only batches of a single event, the id follows from
+    /// the event.
     async fn fix(
         &self,
-        lineup: &Lineup,
+        lineup: &TargetLineup,
         channel: &str,
-        batch: &mut Batch,
+        batch: &mut EventBatch,
         bounds: BatchBounds,
     ) -> Result<Box<str>, StoreError> {
         if let Some(fixed) = &batch.fixed {
@@ -303,47 +311,48 @@ impl Engine {
             return Err(StoreError::Busy);
         };
         if bounds.events == 1 {
-            return Ok(event.lone_id(&lineup.target, *first));
+            return Ok(event.single_event_id(&lineup.target, *first));
         }
-        let fixed = Fixed { event_id: super::new_event_id(), last: *last };
+        let fixed = FixedBatch { event_id: super::new_event_id(), last: *last };
         self.fix_batch(&lineup.target, channel, *first, fixed.clone()).await?;
         Ok(batch.fixed.insert(fixed).event_id.clone())
     }
 
-    /// Writes that the target has the batch, behind all that was to be written before. It is waited for only while the disk is behind.
-    async fn settle_delivered(&self, lineup: &Lineup, channel: &str, batch: &Batch) {
-        // Not written when the disk fails or the node stops: then the batch is sent once more after the next start.
+    /// Records that the target has received the batch, after all jobs queued before. Waits for the write only while the disk is behind.
+    async fn settle_delivered(&self, lineup: &TargetLineup, channel: &str, batch: &EventBatch) {
+        // If the disk fails or the node stops first, the batch is sent once more after the next start.
         if self.queue.is_nearly_full() {
             let _ = self.settle(lineup, channel, batch, None).await;
             return;
         }
-        let settle = Settle::new(&lineup.target, channel, batch, None, None);
-        let weight = Weight { items: batch.events.len(), bytes: batch.bytes };
-        let _ = self.queue.push_begun(weight, Job::Settle(settle));
+        let settle = BatchSettlement::new(&lineup.target, channel, batch, None, None);
+        let weight = QueueWeight { items: batch.events.len(), bytes: batch.bytes };
+        let _ = self.queue.push_admitted(weight, OutboxJob::Settle(settle));
     }
 
     async fn settle(
         &self,
-        lineup: &Lineup,
+        lineup: &TargetLineup,
         channel: &str,
-        batch: &Batch,
+        batch: &EventBatch,
         dead_reason: Option<Box<str>>,
     ) -> Result<(), StoreError> {
-        self.written(|answer| Settle::new(&lineup.target, channel, batch, dead_reason, Some(answer))).await
+        self.written(|answer| BatchSettlement::new(&lineup.target, channel, batch, dead_reason, Some(answer)))
+            .await
     }
 
     async fn attempt(
         &self,
-        attempt: Attempt<'_>,
+        attempt: DeliveryAttempt<'_>,
         event_id: Box<str>,
-    ) -> (Turn, Option<bool>, Option<Instant>) {
-        let Attempt { lineup, channel, batch, failures, settings } = attempt;
+    ) -> (TurnOutcome, Option<bool>, Option<Instant>) {
+        let DeliveryAttempt { lineup, channel, batch, failures, settings } = attempt;
         let (count, first) = (batch.events.len() as u64, &batch.events[0].1);
         let rule_id = first.rule_id(&lineup.target).unwrap_or_default();
         let body = event::envelope(&batch.events, rule_id);
         let bytes = body.len() as u64;
         let mut span = traced::span_of(lineup, settings.kind, &batch.events, failures);
-        let delivery = Delivery {
+        let delivery = TargetDelivery {
             account_id: settings.account.id.clone(),
             channel: channel.into(),
             source: first.source.as_str(),
@@ -357,81 +366,89 @@ impl Engine {
         drop(span);
         let (delivered, failed) = settings.kind.usage();
         let kind = settings.kind.as_str();
-        let is_delivered = matches!(outcome, Outcome::Delivered);
+        let is_delivered = matches!(outcome, DeliveryOutcome::Delivered);
         settings.account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
         count_attempt(kind, is_delivered, failures > 0, count);
         let mut not_before = None;
         let is_over = first.written_ms + self.retry_ms < self.clock.expiry_ms();
         let dead_reason: Option<Box<str>> = match outcome {
-            Outcome::Delivered => None,
-            Outcome::Unavailable { reason, after } if !is_over => {
-                self.tell_unavailable(lineup, &reason);
+            DeliveryOutcome::Delivered => None,
+            DeliveryOutcome::Unavailable { reason, after } if !is_over => {
+                self.report_unavailable(lineup, &reason);
                 let next = Instant::now() + after;
-                return (Turn::Waits { not_before: next }, Some(false), Some(next));
+                return (TurnOutcome::Waits { not_before: next }, Some(false), Some(next));
             }
-            Outcome::Unavailable { reason, .. } => Some(reason.into()),
-            Outcome::Retry { reason, after } => {
+            DeliveryOutcome::Unavailable { reason, .. } => Some(reason.into()),
+            DeliveryOutcome::Retry { reason, after } => {
                 if !is_over {
-                    self.tell_failed(lineup, channel, &reason, failures);
+                    self.report_failed(lineup, channel, &reason, failures);
                     not_before = after.map(|after| Instant::now() + after);
                     let next = Instant::now() + backoff(failures);
-                    return (Turn::Failed { not_before: next }, Some(false), not_before);
+                    return (TurnOutcome::Failed { not_before: next }, Some(false), not_before);
                 }
                 Some(reason.into())
             }
-            Outcome::Rejected { reason } => Some(reason.into()),
-            Outcome::Gone => {
+            DeliveryOutcome::Rejected { reason } => Some(reason.into()),
+            DeliveryOutcome::Gone => {
                 tracing::error!(destination = %lineup.target, "target answered 410 and is disabled until its settings change, or an operator retries its dead letters");
                 if self.disable(lineup, Some(settings.hash)).await.is_err() {
-                    return (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(false), None);
+                    return (
+                        TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER },
+                        Some(false),
+                        None,
+                    );
                 }
                 Some(GONE.into())
             }
         };
         let full = settings.sending.bounds.events;
-        let turn = Turn::Settled { has_more: batch.has_more, from: batch.end(), full };
+        let turn = TurnOutcome::Settled { has_more: batch.has_more, from: batch.end(), full };
         let Some(reason) = &dead_reason else {
             lineup.set_failure(None);
-            // The next batch need not wait for it: after a fault before that the target receives this one once more.
+            // The next batch need not wait for this write: after a crash before it, the target receives this batch again.
             self.settle_delivered(lineup, channel, batch).await;
             return (turn, Some(is_delivered), not_before);
         };
-        self.tell_dead(lineup, channel, reason, count);
+        self.report_dead(lineup, channel, reason, count);
         match self.settle(lineup, channel, batch, dead_reason).await {
             Ok(()) => (turn, Some(is_delivered), not_before),
-            Err(_) => (Turn::Waits { not_before: Instant::now() + AGAIN }, Some(is_delivered), not_before),
+            Err(_) => (
+                TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER },
+                Some(is_delivered),
+                not_before,
+            ),
         }
     }
 }
 
-struct Attempt<'a> {
-    lineup: &'a Arc<Lineup>,
+struct DeliveryAttempt<'a> {
+    lineup: &'a Arc<TargetLineup>,
     channel: &'a str,
-    batch: &'a Batch,
+    batch: &'a EventBatch,
     failures: u32,
     settings: &'a TargetSettings,
 }
 
-/// The end of events that are not sent.
+/// Reason for which events end without being sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Unsent {
-    /// Their target is disabled: they are dead letters.
+enum UnsentReason {
+    /// Their target is disabled, so they become dead letters.
     Dead,
-    /// Their queue was deleted, and all in it with it.
+    /// Their queue was deleted with all its events.
     Discarded,
 }
 
-/// The knowledge of a target at a moment.
+/// Result of looking up a target.
 #[derive(Debug, Clone)]
-pub(super) enum Known {
+pub(super) enum TargetLookup {
     Settings(Arc<TargetSettings>),
-    /// It may be named again.
+    /// The target is missing, and may be configured again.
     Absent,
-    /// A queue that an API call deleted.
+    /// A queue that was deleted by an API call.
     Deleted,
 }
 
-impl Known {
+impl TargetLookup {
     fn settings(&self) -> Option<&TargetSettings> {
         match self {
             Self::Settings(settings) => Some(settings),
@@ -440,26 +457,26 @@ impl Known {
     }
 }
 
-fn count_discarded(unsent: Option<Unsent>, events: usize) {
-    if unsent == Some(Unsent::Discarded) {
+fn count_discarded(unsent: Option<UnsentReason>, events: usize) {
+    if unsent == Some(UnsentReason::Discarded) {
         metrics::counter!("fanfare_outbox_discarded_total").increment(events as u64);
-        tracing::warn!(target: OFTEN, events, "events of a deleted queue were discarded");
+        tracing::warn!(target: RATE_LIMITED, events, "events of a deleted queue were discarded");
     }
 }
 
-fn known_queue(queues: &Catalog, queue_id: &str, account: Arc<Account>) -> Known {
+fn look_up_queue(queues: &QueueCatalog, queue_id: &str, account: Arc<Account>) -> TargetLookup {
     match queues.find(&account.id, queue_id) {
-        Found::Queue(name) => {
-            let (kind, sending) = (TargetKind::Queue, Sending::QUEUE);
-            let endpoint = Endpoint::Queue(name);
-            Known::Settings(Arc::new(TargetSettings { account, kind, endpoint, sending, hash: 0 }))
+        QueueLookup::Queue(name) => {
+            let (kind, sending) = (TargetKind::Queue, SendSettings::QUEUE);
+            let endpoint = TargetEndpoint::Queue(name);
+            TargetLookup::Settings(Arc::new(TargetSettings { account, kind, endpoint, sending, hash: 0 }))
         }
-        Found::Deleted => Known::Deleted,
-        Found::Unknown => Known::Absent,
+        QueueLookup::Deleted => TargetLookup::Deleted,
+        QueueLookup::Unknown => TargetLookup::Absent,
     }
 }
 
-/// The wait after so many failures and one more, jittered by half.
+/// Wait before the next attempt after so many failures and one more; jitter shortens it by up to half.
 fn backoff(failures: u32) -> Duration {
     let full = BACKOFF.saturating_mul(2_u32.saturating_pow(failures)).min(BACKOFF_MAX);
     let half_ms = full.as_millis() as u64 / 2;

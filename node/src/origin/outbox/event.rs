@@ -1,4 +1,4 @@
-//! Events of the outbox: what is stored of them, and the text in which a target receives a batch of them.
+//! Events of the outbox: their stored form, and the body in which a target receives a batch.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::origin::history::StoreError;
 
 /// The kind of an event, as envelopes and headers name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
+pub enum EventSource {
     Message,
     Presence,
     /// The first connection has attached to the channel.
     Occupied,
-    /// The last one has gone.
+    /// The last connection has detached from the channel.
     Vacated,
 }
 
-impl Source {
+impl EventSource {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Message => "channel.message",
@@ -56,41 +56,42 @@ pub struct TargetId {
     text: Arc<str>,
 }
 
-/// Before the id of a queue.
+/// Prefix of the id of a queue.
 const QUEUE: &str = "queue:";
-/// Between a target and the rule that fed it, in what is stored of an event.
-const RULE_MARK: char = '\t';
+/// Separator of a target and the rule that selected the event, in the stored form.
+const RULE_SEPARATOR: char = '\t';
 
-/// A target of an event, and the rule of the queue that chose the event.
+/// A target of an event, and the queue's rule that selected the event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Addressee {
     pub target: TargetId,
-    /// None: an integration, or a queue without rules.
+    /// `None` for an integration, or a queue without rules.
     pub rule_id: Option<Arc<str>>,
 }
 
 impl Addressee {
-    /// As the envelope and the headers name it: the integration, the rule, or the queue itself.
+    /// Id in the envelope and the headers: of the integration, of the rule, or of the queue itself.
     pub(super) fn rule_id(&self) -> &str {
         let (_, id) = self.target.parts();
         self.rule_id.as_deref().unwrap_or_else(|| id.strip_prefix(QUEUE).unwrap_or(id))
     }
 
     fn encoded_bytes(&self) -> usize {
-        self.target.as_str().len() + self.rule_id.as_ref().map_or(0, |rule| RULE_MARK.len_utf8() + rule.len())
+        self.target.as_str().len()
+            + self.rule_id.as_ref().map_or(0, |rule| RULE_SEPARATOR.len_utf8() + rule.len())
     }
 
     fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&(self.encoded_bytes() as u32).to_be_bytes());
         out.extend_from_slice(self.target.as_str().as_bytes());
         if let Some(rule_id) = &self.rule_id {
-            out.push(RULE_MARK as u8);
+            out.push(RULE_SEPARATOR as u8);
             out.extend_from_slice(rule_id.as_bytes());
         }
     }
 
     fn from_text(text: &str) -> Self {
-        match text.split_once(RULE_MARK) {
+        match text.split_once(RULE_SEPARATOR) {
             Some((target, rule_id)) => {
                 Self { target: TargetId::from_text(target), rule_id: Some(rule_id.into()) }
             }
@@ -114,7 +115,7 @@ impl TargetId {
         Self { text: format!("{account}/{QUEUE}{queue_id}").into() }
     }
 
-    /// The id of the queue; none: an integration.
+    /// Id of the queue; `None` for an integration.
     pub fn queue_id(&self) -> Option<&str> {
         self.parts().1.strip_prefix(QUEUE)
     }
@@ -145,24 +146,24 @@ impl fmt::Debug for TargetId {
     }
 }
 
-/// One message or presence event with the targets that it is for.
+/// One message or presence event, with its targets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Event {
-    /// When it was written, along the line of the clock by which rows expire (epoch milliseconds).
+pub struct OutboxEvent {
+    /// Time of writing on the clock by which rows expire, in epoch milliseconds.
     pub written_ms: u64,
-    pub source: Source,
+    pub source: EventSource,
     pub node_id: Arc<str>,
     pub account: AccountId,
     pub channel: Box<str>,
-    /// At least one.
+    /// Targets of the event, at least one.
     pub targets: Vec<Addressee>,
-    /// The publish that it is of, where that is traced.
+    /// Trace context of the event's publish, if it is traced.
     pub trace: Option<Box<TraceContext>>,
     /// The JSON text of the history record, with its id.
     pub record: Bytes,
 }
 
-impl Event {
+impl OutboxEvent {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.record.len() + 128);
         out.extend_from_slice(&self.written_ms.to_be_bytes());
@@ -180,7 +181,7 @@ impl Event {
         out
     }
 
-    /// The length of [`Event::encode`].
+    /// Length of the output of [`OutboxEvent::encode`].
     pub(super) fn encoded_bytes(&self) -> usize {
         let texts = [&*self.node_id, self.account.as_str(), &self.channel];
         let targets = self.targets.iter().map(Addressee::encoded_bytes);
@@ -194,8 +195,8 @@ impl Event {
         Self::try_decode(value).ok_or_else(|| StoreError::failed("an event of the outbox cannot be read"))
     }
 
-    /// The id of a batch that is this event alone: the same whenever it is asked for.
-    pub(super) fn lone_id(&self, target: &TargetId, sequence: u64) -> Box<str> {
+    /// Id of a batch with this event alone; always the same.
+    pub(super) fn single_event_id(&self, target: &TargetId, sequence: u64) -> Box<str> {
         let mut hash = Sha256::new();
         hash.update(target.as_str());
         hash.update(sequence.to_be_bytes());
@@ -210,14 +211,14 @@ impl Event {
         self.targets.iter().find(|addressee| addressee.target == *target)
     }
 
-    /// The rule by which this target has the event.
+    /// Rule by which this target has the event.
     pub(super) fn rule_id(&self, target: &TargetId) -> Option<&str> {
         self.addressee(target).map(Addressee::rule_id)
     }
 
     fn try_decode(mut value: &[u8]) -> Option<Self> {
         let written_ms = u64::from_be_bytes(take(&mut value, 8)?.try_into().ok()?);
-        let source = Source::from_byte(*take(&mut value, 1)?.first()?)?;
+        let source = EventSource::from_byte(*take(&mut value, 1)?.first()?)?;
         let node_id = take_text(&mut value)?.into();
         let account = AccountId::new(take_text(&mut value)?);
         let channel = take_text(&mut value)?.into();
@@ -225,7 +226,7 @@ impl Event {
         let (mut targets, mut trace) = (Vec::new(), None);
         for _ in 0..count {
             let text = take_text(&mut value)?;
-            match text.strip_prefix(RULE_MARK) {
+            match text.strip_prefix(RULE_SEPARATOR) {
                 Some(entry) => trace = read_trace_entry(entry),
                 None => targets.push(Addressee::from_text(text)),
             }
@@ -235,12 +236,12 @@ impl Event {
     }
 }
 
-/// Stands among the targets as one without a name, which a version that knows no traces passes over.
+/// Encodes the trace as a target without a name; versions without traces skip it.
 fn trace_entry(trace: &TraceContext) -> String {
-    format!("{RULE_MARK}{trace} {}", trace.state)
+    format!("{RULE_SEPARATOR}{trace} {}", trace.state)
 }
 
-/// None: it is of a later version, and without it the event is only not traced.
+/// Returns `None` for the format of a later version; the event is then only not traced.
 fn read_trace_entry(entry: &str) -> Option<Box<TraceContext>> {
     let (parent, state) = entry.split_once(' ')?;
     TraceContext::parse(parent, state).map(Box::new)
@@ -262,8 +263,8 @@ fn take_text<'a>(value: &mut &'a [u8]) -> Option<&'a str> {
     std::str::from_utf8(take(value, length as usize)?).ok()
 }
 
-/// The body in which a target receives these events, which are of one channel, source and node.
-pub(super) fn envelope(events: &[(u64, Arc<Event>)], rule_id: &str) -> Bytes {
+/// Builds the body in which a target receives these events, which are of one channel, source, node and rule.
+pub(super) fn envelope(events: &[(u64, Arc<OutboxEvent>)], rule_id: &str) -> Bytes {
     let Some((_, first)) = events.first() else { return Bytes::new() };
     let head = EnvelopeHead {
         source: first.source.as_str(),
@@ -281,11 +282,11 @@ pub(super) fn envelope(events: &[(u64, Arc<Event>)], rule_id: &str) -> Bytes {
 mod tests {
     use super::*;
 
-    fn event() -> Event {
+    fn event() -> OutboxEvent {
         let account = AccountId::new("acme");
-        Event {
+        OutboxEvent {
             written_ms: 5,
-            source: Source::Presence,
+            source: EventSource::Presence,
             node_id: "n1".into(),
             channel: "a\u{1f600}\"b".into(),
             targets: vec![
@@ -301,8 +302,8 @@ mod tests {
 
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-    fn traced() -> Event {
-        Event { trace: TraceContext::parse(PARENT, "a=1").map(Box::new), ..event() }
+    fn traced() -> OutboxEvent {
+        OutboxEvent { trace: TraceContext::parse(PARENT, "a=1").map(Box::new), ..event() }
     }
 
     #[test]
@@ -310,10 +311,10 @@ mod tests {
         let event = traced();
         let encoded = event.encode();
         assert_eq!(encoded.len(), event.encoded_bytes());
-        assert_eq!(Event::decode(&encoded), Ok(event.clone()));
+        assert_eq!(OutboxEvent::decode(&encoded), Ok(event.clone()));
         let head = encoded.len() - event.record.len();
-        (0..head).for_each(|length| assert!(Event::decode(&encoded[..length]).is_err(), "{length}"));
-        // What a version of before makes of the entry is a target that no event waits for.
+        (0..head).for_each(|length| assert!(OutboxEvent::decode(&encoded[..length]).is_err(), "{length}"));
+        // A version without traces reads the entry as a target for which no event waits.
         let Addressee { target, rule_id } =
             Addressee::from_text(&trace_entry(event.trace.as_ref().expect("it has one")));
         assert_eq!((target.as_str(), rule_id.as_deref()), ("", Some(&*format!("{PARENT} a=1"))));
@@ -332,17 +333,17 @@ mod tests {
 
     #[test]
     fn an_event_is_read_as_it_was_written() {
-        for source in [Source::Message, Source::Occupied, Source::Vacated] {
-            let event = Event { source, ..event() };
-            assert_eq!(Event::decode(&event.encode()), Ok(event));
+        for source in [EventSource::Message, EventSource::Occupied, EventSource::Vacated] {
+            let event = OutboxEvent { source, ..event() };
+            assert_eq!(OutboxEvent::decode(&event.encode()), Ok(event));
         }
         let event = event();
-        assert_eq!(Event::decode(&event.encode()), Ok(event.clone()));
+        assert_eq!(OutboxEvent::decode(&event.encode()), Ok(event.clone()));
         let encoded = event.encode();
         assert_eq!(encoded.len(), event.encoded_bytes());
         let head = encoded.len() - event.record.len();
         for length in 0..head {
-            assert!(Event::decode(&encoded[..length]).is_err(), "{length}");
+            assert!(OutboxEvent::decode(&encoded[..length]).is_err(), "{length}");
         }
     }
 
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn an_envelope_has_the_records_in_their_order() {
-        let (one, other) = (event(), Event { record: Bytes::from_static(b"{\"id\":2}"), ..event() });
+        let (one, other) = (event(), OutboxEvent { record: Bytes::from_static(b"{\"id\":2}"), ..event() });
         let body: serde_json::Value =
             serde_json::from_slice(&envelope(&[(1, one.into()), (2, other.into())], "orders")).expect("JSON");
         let expected = serde_json::json!({

@@ -1,7 +1,7 @@
 //! The keys of the outbox's rows.
 //!
-//! `events`: sequence. `waiting`: target, channel, sequence. `batches`: target, channel. `dead`: target, sequence. Texts have their
-//! length before them, so that rows of one target, and of one of its channels, lie together in the order of their sequences.
+//! `events`: sequence. `waiting`: target, channel, sequence. `batches`: target, channel. `dead`: target, sequence. Texts are preceded by
+//! their length, so rows of one target, and of one of its channels, are adjacent and in the order of their sequences.
 
 use crate::origin::outbox::TargetId;
 
@@ -33,14 +33,14 @@ pub(super) fn dead(target: &TargetId, sequence: u64) -> Vec<u8> {
     key
 }
 
-/// The target, channel and sequence of a row of `waiting`.
+/// Parses a key of `waiting` as target, channel and sequence.
 pub(super) fn parse_waiting(key: &[u8]) -> Option<(TargetId, &str, u64)> {
     let (target, rest) = take(key)?;
     let (channel, rest) = take(rest)?;
     Some((TargetId::from_text(target), channel, u64::from_be_bytes(rest.try_into().ok()?)))
 }
 
-/// The target and sequence of a row of `dead`.
+/// Parses a key of `dead` as target and sequence.
 pub(super) fn parse_dead(key: &[u8]) -> Option<(TargetId, u64)> {
     let (target, rest) = take(key)?;
     Some((TargetId::from_text(target), u64::from_be_bytes(rest.try_into().ok()?)))

@@ -1,8 +1,8 @@
 //! The outbox: events that integrations have yet to receive, on the disk of the node at which they entered.
 //!
-//! A publish writes its events here before it is acknowledged. `writer` is the one thread that writes; `dispatch` sends for each target
-//! what waits for it, and `board` holds which channels those are. A batch is fixed on the disk before its first attempt, so that each
-//! attempt, also after a restart, sends the same bytes under the same id.
+//! A publish writes its events here before it is acknowledged. `writer` is the one thread that writes, `dispatch` sends the events of each
+//! target, and `board` holds the channels that have some. A batch is fixed on the disk before its first attempt, so each attempt, also
+//! after a restart, sends the same bytes under the same id.
 
 mod board;
 mod depth;
@@ -32,82 +32,86 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::disk::health::Health;
-use super::disk::queue::{Bounds, Queue, Weight};
-use super::history::{BoxFuture, Done, StoreError, record};
-use super::queues::Catalog;
-use super::targets::{Delivery, Endpoint, Outcome, TargetKind};
+use super::disk::health::DiskHealth;
+use super::disk::queue::{DiskQueue, DiskQueueBounds, QueueWeight};
+use super::history::{BoxFuture, StoreCallback, StoreError, record};
+use super::queues::QueueCatalog;
+use super::targets::{DeliveryOutcome, TargetDelivery, TargetEndpoint, TargetKind};
 use crate::accounts::{Account, Accounts};
 use crate::model::{
-    AccountId, ChannelKey, Clock, Limits, PresenceEvent, Published, pattern_matches, random_bytes,
+    AccountId, ChannelKey, Clock, Limits, PresenceEvent, PublishedMessages, pattern_matches, random_bytes,
 };
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::{Repeats, StoreOperation, StoreTimes};
-use board::Board;
-pub use depth::Depth;
-use depth::Depths;
-pub use event::{Addressee, Event, Source, TargetId};
+use board::OutboxBoard;
+pub use depth::TargetDepth;
+use depth::TargetDepths;
+pub use event::{Addressee, EventSource, OutboxEvent, TargetId};
 pub use operator::{EventQuery, RetryError};
 pub use routes::Routes;
 pub(super) use snapshot::{FORMAT, is_table, stopped_snapshot};
-use store::{Fixed, Tables};
-use writer::{Job, Settle, TargetBounds, Writer};
+use store::{FixedBatch, OutboxTables};
+use writer::{BatchSettlement, OutboxJob, OutboxWriter, TargetBounds};
 
-/// The bounds of the queue before the disk; beyond seven eighths of it a publish is refused.
-const QUEUE: Bounds = Bounds { items: 131_072, bytes: 64 * 1024 * 1024 };
-/// How often a stop looks whether all is sent.
+/// Bounds of the write queue; beyond seven eighths of them a publish is refused.
+const QUEUE: DiskQueueBounds = DiskQueueBounds { items: 131_072, bytes: 64 * 1024 * 1024 };
+/// Interval at which a stop checks whether all events are sent.
 const LOOK: Duration = Duration::from_millis(50);
-/// Events that are looked at for the oldest one that waits for a target.
+/// Events that a search for a target's oldest waiting event reads.
 const OLDEST_STEPS: usize = 20_000;
-/// A stop does not wait longer for targets that take nothing.
+/// Time without progress after which a stop no longer waits for the targets.
 const NO_PROGRESS: Duration = Duration::from_secs(2);
 
 /// Sends one batch to one target.
-pub trait Transport: Send + Sync + 'static {
-    fn send<'a>(&'a self, endpoint: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome>;
+pub trait TargetTransport: Send + Sync + 'static {
+    fn send<'a>(
+        &'a self,
+        endpoint: &'a TargetEndpoint,
+        delivery: &'a TargetDelivery,
+    ) -> BoxFuture<'a, DeliveryOutcome>;
 }
 
 /// The outbox of a node. Cheap to clone.
 #[derive(Clone)]
-pub struct Outbox {
-    engine: Arc<Engine>,
+pub struct EventOutbox {
+    engine: Arc<OutboxEngine>,
     node_id: Arc<str>,
 }
 
-struct Engine {
-    tables: Tables,
-    queue: Arc<Queue<Job>>,
-    status: Arc<Health>,
-    depths: Arc<Depths>,
-    board: Arc<Board>,
+struct OutboxEngine {
+    tables: OutboxTables,
+    queue: Arc<DiskQueue<OutboxJob>>,
+    status: Arc<DiskHealth>,
+    depths: Arc<TargetDepths>,
+    board: Arc<OutboxBoard>,
     accounts: Arc<Accounts>,
-    /// None: no broker has queues.
-    queues: Option<Catalog>,
-    transport: Arc<dyn Transport>,
-    /// Failures by target.
-    told: Repeats,
+    /// Catalog of queues; `None` if no broker holds queues.
+    queues: Option<QueueCatalog>,
+    transport: Arc<dyn TargetTransport>,
+    /// Rate limit of logged failures, by target.
+    logged_failures: Repeats,
     clock: Clock,
     bounds: TargetBounds,
-    /// From the writing of an event on; an attempt that fails later is the last.
+    /// Time from the writing of an event in which its attempts are repeated; an attempt that fails later is the last.
     retry_ms: u64,
-    /// From where the oldest event of each target is looked for.
+    /// Sequences from which the oldest waiting event of each target is searched.
     oldest: Mutex<HashMap<TargetId, u64>>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
-impl Outbox {
-    /// Opens the folder, which is made where it is missing. Blocks on the disk.
+impl EventOutbox {
+    /// Opens the outbox in the folder, or creates it. Blocks on the disk.
     pub fn open(
         folder: &Path,
         limits: &Limits,
         clock: &Clock,
         node_id: &Arc<str>,
-        (accounts, queues): (&Arc<Accounts>, Option<Catalog>),
-        transport: Arc<dyn Transport>,
+        (accounts, queues): (&Arc<Accounts>, Option<QueueCatalog>),
+        transport: Arc<dyn TargetTransport>,
     ) -> Result<Self, StoreError> {
-        let tables = Tables::open(folder)?;
-        let depths = Arc::new(Depths::read(&tables)?);
-        let board = Arc::new(Board::default());
+        let tables = OutboxTables::open(folder)?;
+        let depths = Arc::new(TargetDepths::read(&tables)?);
+        let board = Arc::new(OutboxBoard::default());
         for (target, depth) in depths.all() {
             if depth.events > 0 {
                 board.lineup(&target).set_overflowed();
@@ -117,10 +121,10 @@ impl Outbox {
             tracing::warn!(destination = %target, "target is disabled, since it has answered 410: nothing is kept for it");
             board.lineup(&target).set_disabled(Some(settings));
         }
-        let (queue, status) = (Arc::new(Queue::new(QUEUE)), Arc::new(Health::new(folder)));
+        let (queue, status) = (Arc::new(DiskQueue::new(QUEUE)), Arc::new(DiskHealth::new(folder)));
         let bounds =
             TargetBounds { bytes: limits.integration_bytes, dead_bytes: limits.integration_dead_bytes };
-        let writer = Writer {
+        let writer = OutboxWriter {
             next_sequence: tables.next_sequence()?,
             tables: tables.clone(),
             queue: Arc::clone(&queue),
@@ -135,7 +139,7 @@ impl Outbox {
             synced: std::time::Instant::now(),
         };
         let thread = std::thread::Builder::new().name("outbox-writer".to_owned()).spawn(move || writer.run());
-        let engine = Engine {
+        let engine = OutboxEngine {
             tables,
             queue,
             status,
@@ -144,7 +148,7 @@ impl Outbox {
             accounts: Arc::clone(accounts),
             queues,
             transport,
-            told: Repeats::default(),
+            logged_failures: Repeats::default(),
             clock: clock.clone(),
             bounds,
             retry_ms: limits.integration_retry_ms,
@@ -154,12 +158,12 @@ impl Outbox {
         Ok(Self { engine: Arc::new(engine), node_id: Arc::clone(node_id) })
     }
 
-    /// Begins to send what waits, and what comes.
+    /// Starts to send the waiting events and all later ones.
     pub fn begin(&self, tasks: &Arc<Tasks>) {
         let (engine, own) = (Arc::clone(&self.engine), Arc::clone(tasks));
         tasks.spawn("outbox", OnStop::Cancel, async move {
             loop {
-                for lineup in engine.board.not_begun() {
+                for lineup in engine.board.take_unstarted() {
                     own.spawn("outbox target", OnStop::Cancel, dispatch::run(Arc::clone(&engine), lineup));
                 }
                 engine.board.has_new.notified().await;
@@ -167,27 +171,27 @@ impl Outbox {
         });
     }
 
-    /// True when more waits for the disk than is good: nothing is published for a target then.
+    /// Returns whether the write queue is nearly full; a publish that has targets is then refused.
     pub fn is_full(&self) -> bool {
         self.engine.queue.is_nearly_full()
     }
 
-    /// `Failed` while the disk does not take what is written.
+    /// Returns `Failed` while the disk refuses writes.
     pub fn health(&self) -> Result<(), StoreError> {
         self.engine.status.state()
     }
 
-    /// The targets that events of the channel may be for.
-    pub fn routes(&self, account: &Account, key: &ChannelKey, source: Source) -> Routes {
-        let wanted = account.integrations.iter().filter(|integration| {
+    /// Returns the targets that the channel's events may have.
+    pub fn routes(&self, account: &Account, key: &ChannelKey, source: EventSource) -> Routes {
+        let matching = account.integrations.iter().filter(|integration| {
             let is_source = match source {
-                Source::Message => integration.messages,
-                Source::Presence => integration.presence,
-                Source::Occupied | Source::Vacated => integration.occupancy,
+                EventSource::Message => integration.messages,
+                EventSource::Presence => integration.presence,
+                EventSource::Occupied | EventSource::Vacated => integration.occupancy,
             };
             is_source && integration.channels.iter().any(|pattern| pattern_matches(pattern, key.channel()))
         });
-        let with_ids = wanted.map(|integration| (TargetId::new(&account.id, &integration.id), integration));
+        let with_ids = matching.map(|integration| (TargetId::new(&account.id, &integration.id), integration));
         let enabled = with_ids.filter(|(target, integration)| {
             let is_disabled = self.engine.board.disabled(target) == Some(integration.settings_hash);
             if is_disabled {
@@ -203,7 +207,7 @@ impl Outbox {
 
     /// Writes the messages for the targets of each; `done(Ok)` means that the events survive a loss of power. Callbacks run in the
     /// order of the calls.
-    pub fn put_messages(&self, published: &Published, routes: &Routes, done: Done) {
+    pub fn put_messages(&self, published: &PublishedMessages, routes: &Routes, done: StoreCallback) {
         let connection_id = published.connection_id.to_string();
         let events = published.messages.iter().filter_map(|message| {
             let targets = routes.of(message.name.as_deref());
@@ -212,39 +216,45 @@ impl Outbox {
             }
             let mut text = Vec::new();
             record::write_message(&mut text, published, message, &connection_id);
-            Some(Event {
+            Some(OutboxEvent {
                 trace: routes.trace.clone(),
-                ..self.event(&published.key, Source::Message, targets, text)
+                ..self.event(&published.key, EventSource::Message, targets, text)
             })
         });
         self.put(events.collect(), done);
     }
 
-    /// Writes the presence event for its targets; the same.
-    pub fn put_presence(&self, event: &PresenceEvent, routes: &Routes, done: Done) {
+    /// Writes the presence event for its targets; `done` as for [`EventOutbox::put_messages`].
+    pub fn put_presence(&self, event: &PresenceEvent, routes: &Routes, done: StoreCallback) {
         let targets = routes.of(Some(event.action.as_str()));
         if targets.is_empty() {
             return self.pass(done);
         }
         let mut text = Vec::new();
         record::write_presence_with(&mut text, event, Some(&event.id()));
-        self.put(vec![self.event(&event.key, Source::Presence, targets, text)], done);
+        self.put(vec![self.event(&event.key, EventSource::Presence, targets, text)], done);
     }
 
-    /// Writes for these targets that the channel has become occupied, or vacated; the same.
-    pub fn put_occupancy(&self, key: &ChannelKey, source: Source, routes: &Routes, done: Done) {
+    /// Writes for these targets that the channel has become occupied or vacated; `done` as for [`EventOutbox::put_messages`].
+    pub fn put_occupancy(&self, key: &ChannelKey, source: EventSource, routes: &Routes, done: StoreCallback) {
         let (mut text, id) = (Vec::new(), URL_SAFE_NO_PAD.encode(random_bytes::<16>()));
         write_occupancy_record(&mut text, key.channel(), &format!("occ_{id}"), self.engine.clock.now_ms());
         self.put(vec![self.event(key, source, routes.of(None), text)], done);
     }
 
-    /// Runs the callback behind those of all calls before.
-    pub fn pass(&self, done: Done) {
+    /// Runs the callback after those of all calls before.
+    pub fn pass(&self, done: StoreCallback) {
         self.put(Vec::new(), done);
     }
 
-    fn event(&self, key: &ChannelKey, source: Source, targets: Vec<Addressee>, record: Vec<u8>) -> Event {
-        Event {
+    fn event(
+        &self,
+        key: &ChannelKey,
+        source: EventSource,
+        targets: Vec<Addressee>,
+        record: Vec<u8>,
+    ) -> OutboxEvent {
+        OutboxEvent {
             written_ms: self.engine.clock.line_ms(),
             source,
             node_id: Arc::clone(&self.node_id),
@@ -256,23 +266,23 @@ impl Outbox {
         }
     }
 
-    fn put(&self, events: Vec<Event>, done: Done) {
+    fn put(&self, events: Vec<OutboxEvent>, done: StoreCallback) {
         if let Err(error) = self.engine.status.usable() {
             return done(Err(error));
         }
-        let bytes = events.iter().map(Event::encoded_bytes).sum();
-        let weight = Weight { items: events.len().max(1), bytes };
-        let pushed = self.engine.queue.push_begun(weight, Job::Put { events, done });
-        if let Err((refused, Job::Put { done, .. })) = pushed {
+        let bytes = events.iter().map(OutboxEvent::encoded_bytes).sum();
+        let weight = QueueWeight { items: events.len().max(1), bytes };
+        let pushed = self.engine.queue.push_admitted(weight, OutboxJob::Put { events, done });
+        if let Err((refused, OutboxJob::Put { done, .. })) = pushed {
             done(Err(refused.into()));
         }
     }
 
-    pub fn depths(&self) -> Vec<(TargetId, Depth)> {
+    pub fn depths(&self) -> Vec<(TargetId, TargetDepth)> {
         self.engine.depths.all()
     }
 
-    /// The kind of the target; none: an integration that the directory does not have.
+    /// Returns the kind of the target; `None` for an integration that the directory does not have.
     pub fn kind(&self, target: &TargetId) -> Option<TargetKind> {
         if target.queue_id().is_some() {
             return Some(TargetKind::Queue);
@@ -283,10 +293,10 @@ impl Outbox {
         account.integrations.iter().find(|found| *found.id == *integration).map(|found| found.kind.into())
     }
 
-    /// Sets the gauges of each kind: events and bytes that wait, dead letters, and the age of the oldest event that waits; and that of the
-    /// events whose target is not there.
+    /// Sets the gauges of each kind: waiting events and bytes, dead letters, and the age of the oldest waiting event. Also sets the gauge
+    /// of events whose target is absent.
     pub async fn measure(&self) {
-        let mut kinds = [(); TargetKind::ALL.len()].map(|()| (Depth::default(), 0_u64));
+        let mut kinds = [(); TargetKind::ALL.len()].map(|()| (TargetDepth::default(), 0_u64));
         let mut absent = 0;
         for (target, depth) in self.depths() {
             absent += if self.engine.is_absent(&target) { depth.events } else { 0 };
@@ -310,7 +320,7 @@ impl Outbox {
         }
     }
 
-    async fn oldest_ms(&self, target: &TargetId, depth: Depth) -> Option<u64> {
+    async fn oldest_ms(&self, target: &TargetId, depth: TargetDepth) -> Option<u64> {
         if depth.events == 0 {
             return None;
         }
@@ -322,7 +332,7 @@ impl Outbox {
         oldest_ms
     }
 
-    /// Waits until all events are sent, nothing was sent for a while, or the time is over; returns how many are left.
+    /// Waits until all events are sent, there is no progress, or the time is over. Returns the number of events that are left.
     pub async fn drain(&self, within: Duration) -> u64 {
         let left = || self.depths().iter().map(|(_, depth)| depth.events).sum::<u64>();
         let sent = async {
@@ -339,7 +349,7 @@ impl Outbox {
         left()
     }
 
-    /// Ends the writer, when all that was handed to it is written. Blocks.
+    /// Stops the writer after all queued jobs. Blocks.
     pub fn shutdown(&self) {
         self.engine.queue.close();
         let thread = self.engine.thread.lock().take();
@@ -349,11 +359,11 @@ impl Outbox {
     }
 }
 
-impl Engine {
-    /// Reads on a thread that may block.
+impl OutboxEngine {
+    /// Reads the tables on a thread that may block.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Tables) -> Result<T, StoreError> + Send + 'static,
+        read: impl FnOnce(&OutboxTables) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let tables = self.tables.clone();
         let read = tokio::task::spawn_blocking(move || read(&tables)).await;
@@ -365,23 +375,23 @@ impl Engine {
         target: &TargetId,
         channel: &str,
         first: u64,
-        fixed: Fixed,
+        fixed: FixedBatch,
     ) -> Result<(), StoreError> {
         let (target, channel) = (target.clone(), channel.into());
-        self.job(1, |answer| Job::Fix { target, channel, first, fixed, answer }).await
+        self.job(1, |answer| OutboxJob::Fix { target, channel, first, fixed, answer }).await
     }
 
     async fn written(
         &self,
-        settle: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> Settle,
+        settle: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> BatchSettlement,
     ) -> Result<(), StoreError> {
-        self.job(1, |answer| Job::Settle(settle(answer))).await
+        self.job(1, |answer| OutboxJob::Settle(settle(answer))).await
     }
 
-    /// Writes that the target is disabled while it has these settings; none: that it is not.
-    async fn disable(&self, lineup: &board::Lineup, settings: Option<u64>) -> Result<(), StoreError> {
+    /// Records that the target is disabled while it has these settings; with `None`, that it is not disabled.
+    async fn disable(&self, lineup: &board::TargetLineup, settings: Option<u64>) -> Result<(), StoreError> {
         let target = lineup.target.clone();
-        self.job(1, |answer| Job::Disable { target, settings, answer }).await?;
+        self.job(1, |answer| OutboxJob::Disable { target, settings, answer }).await?;
         lineup.set_disabled(settings);
         Ok(())
     }
@@ -389,10 +399,10 @@ impl Engine {
     async fn job(
         &self,
         items: usize,
-        job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> Job,
+        job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> OutboxJob,
     ) -> Result<(), StoreError> {
         let (answer, answered) = oneshot::channel();
-        let pushed = self.queue.push_begun(Weight { items, bytes: 0 }, job(answer));
+        let pushed = self.queue.push_admitted(QueueWeight { items, bytes: 0 }, job(answer));
         if let Err((refused, _)) = pushed {
             return Err(refused.into());
         }
@@ -400,7 +410,7 @@ impl Engine {
     }
 }
 
-/// Before the name of a disabled target in the table `state`.
+/// Prefix of a disabled target's key in the table `state`.
 const DISABLED: &str = "disabled:";
 
 fn disabled_key(target: &TargetId) -> String {

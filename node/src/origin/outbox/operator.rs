@@ -1,4 +1,4 @@
-//! For operators: what waits for each target, its dead letters, and sending these again.
+//! Operator calls: waiting events of each target, its dead letters, and their retry.
 
 use std::fmt;
 
@@ -7,41 +7,41 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_proto::outbox::{EventPage, EventState, EventView, Retried, TargetState};
 use serde_json::value::RawValue;
 
-use super::depth::Depth;
-use super::dispatch::Known;
-use super::event::Event;
-use super::store::{Dead, Tables};
-use super::writer::Job;
-use super::{Outbox, TargetId, keys};
-use crate::origin::disk::queue::Weight;
+use super::depth::TargetDepth;
+use super::dispatch::TargetLookup;
+use super::event::OutboxEvent;
+use super::store::{DeadLetter, OutboxTables};
+use super::writer::OutboxJob;
+use super::{EventOutbox, TargetId, keys};
+use crate::origin::disk::queue::QueueWeight;
 use crate::origin::disk::tables::Table;
 use crate::origin::history::StoreError;
 
-/// Dead letters that one commit gives back.
+/// Dead letters that one commit requeues.
 const CHUNK: usize = 500;
-/// Records of one page, about.
+/// Approximate bytes of records on one page.
 const PAGE_BYTES: usize = 1024 * 1024;
 
-/// A page of a target's events.
+/// A query for a page of a target's events.
 #[derive(Debug, Clone)]
 pub struct EventQuery {
     pub state: EventState,
-    /// The end of the page before: what [`EventQuery::cursor`] reads.
+    /// End of the page before, as [`EventQuery::cursor`] returns it.
     pub after: Option<Vec<u8>>,
     pub limit: usize,
 }
 
 impl EventQuery {
-    /// None: it is no `next` of a page.
+    /// Parses the `next` of a page; `None` if the text is none.
     pub fn cursor(text: &str) -> Option<Vec<u8>> {
         URL_SAFE_NO_PAD.decode(text).ok()
     }
 }
 
-/// Why dead letters are not sent again.
+/// Reason why dead letters are not requeued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RetryError {
-    /// Their queue was deleted: they would be discarded.
+    /// The queue was deleted, so its events would be discarded.
     Deleted,
     Store(StoreError),
 }
@@ -65,16 +65,16 @@ impl From<StoreError> for RetryError {
     }
 }
 
-impl Outbox {
-    /// The outbox has events of the target, or it is disabled, or the directory or the store of queues has it.
+impl EventOutbox {
+    /// Returns whether the outbox has events of the target, or it is disabled, or the directory or the store of queues has it.
     pub fn knows(&self, target: &TargetId) -> bool {
         let engine = &self.engine;
-        engine.depths.of(target) != Depth::default()
+        engine.depths.of(target) != TargetDepth::default()
             || engine.board.disabled(target).is_some()
-            || matches!(engine.settings(target), Known::Settings(_))
+            || matches!(engine.settings(target), TargetLookup::Settings(_))
     }
 
-    /// All targets with events, and the disabled ones, in the order of their names.
+    /// Returns all targets with events, and the disabled ones, in the order of their names.
     pub async fn targets(&self) -> Vec<TargetState> {
         let mut targets = Vec::new();
         let mut depths = self.depths();
@@ -105,19 +105,19 @@ impl Outbox {
         targets
     }
 
-    /// Events that wait come channel by channel, dead letters in the order in which they were written.
+    /// Reads a page of events: waiting ones channel by channel, dead letters in the order in which they were written.
     pub async fn events(&self, target: &TargetId, query: EventQuery) -> Result<EventPage, StoreError> {
         let target = target.clone();
         self.engine.read(move |tables| page(tables, &target, &query)).await
     }
 
-    /// Lets these dead letters of the target, or all it has now, wait for it again, behind what waits already; a disabled target is enabled. Stops
-    /// where the outbox of the target is half full, or where the disk takes no more after some.
+    /// Requeues these dead letters of the target, or all it has now, after the events that wait already; also enables a disabled target.
+    /// Stops once the outbox of the target is half full, or the disk refuses further writes.
     ///
     /// # Errors
-    /// None waits again: the queue was deleted, or the outbox cannot be read or written.
+    /// No dead letter was requeued: the queue was deleted, or the outbox cannot be read or written.
     pub async fn retry(&self, target: &TargetId, events: Option<Vec<u64>>) -> Result<Retried, RetryError> {
-        if matches!(self.engine.settings(target), Known::Deleted) {
+        if matches!(self.engine.settings(target), TargetLookup::Deleted) {
             return Err(RetryError::Deleted);
         }
         if self.engine.board.disabled(target).is_some() {
@@ -132,7 +132,7 @@ impl Outbox {
             if self.engine.depths.of(target).bytes > self.engine.bounds.bytes / 2 {
                 break;
             }
-            match self.engine.give_back(target, chunk.to_vec()).await {
+            match self.engine.requeue(target, chunk.to_vec()).await {
                 Ok(events) => {
                     metrics::counter!("fanfare_outbox_retried_total").increment(events);
                     retried += events;
@@ -149,7 +149,7 @@ impl Outbox {
         Ok(Retried { events: retried, left })
     }
 
-    /// The numbers of all its dead letters; their bytes are bounded, and so are these.
+    /// Sequences of all dead letters of the target. Their bytes are bounded, and so is their number.
     async fn dead_events(&self, target: &TargetId) -> Result<Vec<u64>, StoreError> {
         let target = target.clone();
         self.engine
@@ -162,19 +162,19 @@ impl Outbox {
     }
 }
 
-impl super::Engine {
-    async fn give_back(&self, target: &TargetId, sequences: Vec<u64>) -> Result<u64, StoreError> {
+impl super::OutboxEngine {
+    async fn requeue(&self, target: &TargetId, sequences: Vec<u64>) -> Result<u64, StoreError> {
         let (answer, answered) = tokio::sync::oneshot::channel();
-        let weight = Weight { items: sequences.len().max(1), bytes: 0 };
-        let job = Job::Retry { target: target.clone(), sequences, answer };
-        if let Err((refused, _)) = self.queue.push_begun(weight, job) {
+        let weight = QueueWeight { items: sequences.len().max(1), bytes: 0 };
+        let job = OutboxJob::Retry { target: target.clone(), sequences, answer };
+        if let Err((refused, _)) = self.queue.push_admitted(weight, job) {
             return Err(refused.into());
         }
         answered.await.unwrap_or(Err(StoreError::ShutDown))
     }
 }
 
-fn page(tables: &Tables, target: &TargetId, query: &EventQuery) -> Result<EventPage, StoreError> {
+fn page(tables: &OutboxTables, target: &TargetId, query: &EventQuery) -> Result<EventPage, StoreError> {
     let table: &Table = match query.state {
         EventState::Waiting => &tables.waiting,
         EventState::Dead => &tables.dead,
@@ -183,7 +183,7 @@ fn page(tables: &Tables, target: &TargetId, query: &EventQuery) -> Result<EventP
     let mut from = prefix.clone();
     if let Some(after) = &query.after {
         from.extend_from_slice(after);
-        // The key that follows it.
+        // Continues at the next possible key.
         from.push(0);
     }
     let (mut events, mut bytes) = (Vec::new(), 0);
@@ -198,7 +198,7 @@ fn page(tables: &Tables, target: &TargetId, query: &EventQuery) -> Result<EventP
         last = rest.to_vec();
         let Some(sequence) = rest.last_chunk::<8>().copied().map(u64::from_be_bytes) else { continue };
         let Some(event) = tables.event(sequence)? else { continue };
-        let dead = if query.state == EventState::Dead { Dead::decode(&value) } else { None };
+        let dead = if query.state == EventState::Dead { DeadLetter::decode(&value) } else { None };
         bytes += event.record.len();
         events.push(view(sequence, query.state, &event, dead)?);
     }
@@ -208,8 +208,8 @@ fn page(tables: &Tables, target: &TargetId, query: &EventQuery) -> Result<EventP
 fn view(
     sequence: u64,
     state: EventState,
-    event: &Event,
-    dead: Option<Dead>,
+    event: &OutboxEvent,
+    dead: Option<DeadLetter>,
 ) -> Result<EventView, StoreError> {
     let text = String::from_utf8(event.record.to_vec()).map_err(StoreError::failed)?;
     Ok(EventView {

@@ -1,76 +1,80 @@
-//! The first events of a channel that wait for a target, in memory: what they hold is not read from the tables for each batch.
+//! Cache of a channel's first waiting events, so that not every batch is read from the tables.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::TargetId;
-use super::event::Event;
-use super::store::{Batch, BatchBounds};
+use super::event::OutboxEvent;
+use super::store::{BatchBounds, EventBatch};
 
-/// Of one channel.
+/// Cached events of one channel.
 const EVENTS_MAX: usize = 1_024;
-/// Of all channels of all targets. An event counts once for each of its targets.
+/// Cached bytes over all channels of all targets. An event counts once for each of its targets.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
-/// About the bytes of an event beside its record.
+/// Approximate bytes of an event beside its record.
 const EVENT_BYTES: usize = 256;
 
-/// The bytes that all channels share.
+/// Byte budget that all channels share.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct EventCacheBudget {
     used: AtomicUsize,
 }
 
-impl Room {
-    /// Half of it is left.
+impl EventCacheBudget {
+    /// Returns whether at least half of the budget is free.
     pub(super) fn has_half(&self) -> bool {
         self.used.load(Ordering::Relaxed) < BYTES_MAX / 2
     }
 }
 
-/// The first events of one channel that wait, in the order of their sequences and without a gap.
+/// First waiting events of one channel, in the order of their sequences and without a gap.
 #[derive(Debug)]
-pub(super) struct Recent {
-    events: VecDeque<(u64, Arc<Event>)>,
-    /// No further event waits.
-    is_whole: bool,
-    room: Arc<Room>,
+pub(super) struct CachedEvents {
+    events: VecDeque<(u64, Arc<OutboxEvent>)>,
+    /// The cache has all waiting events of the channel.
+    is_complete: bool,
+    budget: Arc<EventCacheBudget>,
 }
 
-impl Recent {
-    /// Of a channel without an event.
-    pub(super) fn new(room: &Arc<Room>) -> Self {
-        Self { events: VecDeque::new(), is_whole: true, room: Arc::clone(room) }
+impl CachedEvents {
+    /// Creates the cache of a channel without events.
+    pub(super) fn new(room: &Arc<EventCacheBudget>) -> Self {
+        Self { events: VecDeque::new(), is_complete: true, budget: Arc::clone(room) }
     }
 
-    /// Events that were read from the tables; `is_whole`: no further one waits.
-    pub(super) fn of(room: &Arc<Room>, events: Vec<(u64, Arc<Event>)>, is_whole: bool) -> Self {
+    /// Creates a cache of events that were read from the tables; `is_complete`: no further event waits.
+    pub(super) fn of(
+        room: &Arc<EventCacheBudget>,
+        events: Vec<(u64, Arc<OutboxEvent>)>,
+        is_whole: bool,
+    ) -> Self {
         let mut recent = Self::new(room);
         events.iter().for_each(|(sequence, event)| recent.push(*sequence, event));
-        recent.is_whole &= is_whole;
+        recent.is_complete &= is_whole;
         recent
     }
 
-    /// Adds the last event that waits, where there is room for it and nothing lacks before it.
-    pub(super) fn push(&mut self, sequence: u64, event: &Arc<Event>) {
-        // It was read from the tables before word of it came.
+    /// Adds the last waiting event, if the budget has space and no event before it is missing.
+    pub(super) fn push(&mut self, sequence: u64, event: &Arc<OutboxEvent>) {
+        // The event may have been read from the tables before this call.
         let is_known = self.events.back().is_some_and(|(last, _)| *last >= sequence);
-        if !self.is_whole || is_known {
+        if !self.is_complete || is_known {
             return;
         }
-        let used = self.room.used.fetch_add(bytes(event), Ordering::Relaxed);
-        self.is_whole = used + bytes(event) <= BYTES_MAX && self.events.len() < EVENTS_MAX;
-        if self.is_whole {
+        let used = self.budget.used.fetch_add(bytes(event), Ordering::Relaxed);
+        self.is_complete = used + bytes(event) <= BYTES_MAX && self.events.len() < EVENTS_MAX;
+        if self.is_complete {
             self.events.push_back((sequence, Arc::clone(event)));
         } else {
-            self.room.used.fetch_sub(bytes(event), Ordering::Relaxed);
+            self.budget.used.fetch_sub(bytes(event), Ordering::Relaxed);
         }
     }
 
-    /// Forgets those with lower sequences.
-    pub(super) fn pass(&mut self, from: u64) {
+    /// Drops the events with lower sequences.
+    pub(super) fn drop_below(&mut self, from: u64) {
         while let Some((_, event)) = self.events.pop_front_if(|(sequence, _)| *sequence < from) {
-            self.room.used.fetch_sub(bytes(&event), Ordering::Relaxed);
+            self.budget.used.fetch_sub(bytes(&event), Ordering::Relaxed);
         }
     }
 
@@ -78,14 +82,14 @@ impl Recent {
         self.events.len()
     }
 
-    /// The batch that is to be sent next; none: it is to be read from the tables.
-    pub(super) fn batch(&self, target: &TargetId, bounds: BatchBounds) -> Option<Batch> {
-        if !self.is_whole && self.events.len() < bounds.events {
+    /// Builds the next batch; `None` if it must be read from the tables.
+    pub(super) fn batch(&self, target: &TargetId, bounds: BatchBounds) -> Option<EventBatch> {
+        if !self.is_complete && self.events.len() < bounds.events {
             return None;
         }
-        let mut batch = Batch { has_more: !self.is_whole, ..Batch::default() };
+        let mut batch = EventBatch { has_more: !self.is_complete, ..EventBatch::default() };
         for (sequence, event) in &self.events {
-            if !batch.take(*sequence, event, target, bounds) {
+            if !batch.push(*sequence, event, target, bounds) {
                 break;
             }
         }
@@ -93,12 +97,12 @@ impl Recent {
     }
 }
 
-impl Drop for Recent {
+impl Drop for CachedEvents {
     fn drop(&mut self) {
-        self.pass(u64::MAX);
+        self.drop_below(u64::MAX);
     }
 }
 
-fn bytes(event: &Event) -> usize {
+fn bytes(event: &OutboxEvent) -> usize {
     event.record.len() + EVENT_BYTES
 }

@@ -1,26 +1,26 @@
-//! The targets of one publish or presence event.
+//! Routes of a publish or presence event: its possible targets.
 
 use fanfare_proto::trace::TraceContext;
 
 use super::event::{Addressee, TargetId};
-use crate::origin::queues::Feed;
+use crate::origin::queues::CandidateQueue;
 
-/// The targets that the events of one publish may be for.
+/// Targets that the events of one publish may have.
 #[derive(Debug, Default)]
 pub struct Routes {
     pub(super) integrations: Vec<TargetId>,
-    pub(super) queues: Vec<Feed>,
-    /// Of the publish, where it is traced.
+    pub(super) queues: Vec<CandidateQueue>,
+    /// Trace context of the publish, if it is traced.
     pub(super) trace: Option<Box<TraceContext>>,
 }
 
 impl Routes {
-    /// The span that deliveries of the events are within.
+    /// Sets the span to which the deliveries of the events belong.
     pub fn set_trace(&mut self, trace: Option<Box<TraceContext>>) {
         self.trace = trace;
     }
 
-    /// True: no event of the channel is for a target.
+    /// Returns whether no event of the channel has a target.
     pub fn is_empty(&self) -> bool {
         self.integrations.is_empty() && self.queues.is_empty()
     }

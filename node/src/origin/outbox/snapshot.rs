@@ -1,36 +1,36 @@
-//! The outbox as a backup has it.
+//! The outbox in backups.
 
 use std::path::Path;
 
-use super::Outbox;
-use super::store::{FORMAT_VERSION, MARKER, NAMES, Tables};
+use super::EventOutbox;
+use super::store::{FORMAT_VERSION, MARKER, NAMES, OutboxTables};
 use crate::origin::disk::snapshot::DiskSnapshot;
 use crate::origin::history::StoreError;
 
-/// The version of the rows.
+/// Version of the row format.
 pub(in crate::origin) const FORMAT: &str = FORMAT_VERSION;
 
-/// The outbox of a node that does not run; none: the folder has none. Blocks on the disk.
+/// Opens the outbox of a stopped node for a snapshot; `None` if the folder has none. Blocks on the disk.
 pub(in crate::origin) fn stopped_snapshot(folder: &Path) -> Result<Option<DiskSnapshot>, StoreError> {
     if !folder.join(MARKER).exists() {
         return Ok(None);
     }
-    Ok(Some(Tables::open(folder)?.snapshot()))
+    Ok(Some(OutboxTables::open(folder)?.snapshot()))
 }
 
-/// An outbox of this version has a table of this name.
+/// Returns whether an outbox of this version has a table of this name.
 pub(in crate::origin) fn is_table(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-impl Outbox {
-    /// All rows at this moment, with all that was answered before.
+impl EventOutbox {
+    /// Takes a snapshot of all rows, including everything answered before.
     pub fn snapshot(&self) -> DiskSnapshot {
         self.engine.tables.snapshot()
     }
 }
 
-impl Tables {
+impl OutboxTables {
     fn snapshot(&self) -> DiskSnapshot {
         let tables =
             || NAMES.into_iter().map(Into::into).zip(self.all().map(|table| table.keyspace().clone()));

@@ -1,50 +1,50 @@
-//! The outbox's database: its tables, and what is read of them.
+//! The outbox's database: its tables, and the reads on them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use fjall::{Database, PersistMode};
 
-use super::event::Event;
+use super::event::OutboxEvent;
 use super::{TargetId, keys};
 use crate::origin::disk::engine;
 use crate::origin::disk::tables::{self, Table, UNSEALED_BYTES_MAX};
 use crate::origin::history::StoreError;
 
 const FORMAT: &str = "format";
-/// The version of the rows.
+/// Version of the row format.
 pub(super) const FORMAT_VERSION: &str = "1";
-/// The file by which the storage engine knows its own folder.
+/// File by which the storage engine recognises its own folder.
 pub(super) const MARKER: &str = "version";
-/// As [`Tables::all`] gives them.
+/// Names of the tables, in the order of [`OutboxTables::all`].
 pub(super) const NAMES: [&str; 5] = ["events", "waiting", "batches", "dead", "state"];
 const SMALL_UNSEALED_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// The tables; `keys` describes their rows.
 #[derive(Clone)]
-pub(super) struct Tables {
+pub(super) struct OutboxTables {
     pub(super) database: Database,
-    /// [`Event`]s by their sequence, for as long as one of their targets has a row of `waiting` or `dead`.
+    /// [`OutboxEvent`]s by sequence, kept while one of their targets has a row of `waiting` or `dead`.
     pub(super) events: Table,
-    /// The bytes of each event that a target has yet to receive.
+    /// Stored bytes of each event that a target has yet to receive.
     pub(super) waiting: Table,
-    /// The batch of a channel that was sent to a target and is not settled.
+    /// The batch of a channel that was sent to a target and is not settled yet.
     pub(super) batches: Table,
     /// Events that a target will not receive any more.
     pub(super) dead: Table,
-    /// The version of the format, and which targets are disabled.
+    /// Format version, and the disabled targets.
     pub(super) state: Table,
 }
 
-/// The events of a batch that was sent: each attempt sends the same ones under the same id.
+/// A batch that was sent: each attempt sends the same events under the same id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fixed {
+pub(super) struct FixedBatch {
     pub(super) event_id: Box<str>,
-    /// The sequence of its last event.
+    /// Sequence of its last event.
     pub(super) last: u64,
 }
 
-impl Fixed {
+impl FixedBatch {
     pub(super) fn encode(&self) -> Vec<u8> {
         [&self.last.to_be_bytes()[..], self.event_id.as_bytes()].concat()
     }
@@ -57,13 +57,13 @@ impl Fixed {
 
 /// A row of `dead`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Dead {
+pub(super) struct DeadLetter {
     pub(super) at_ms: u64,
     pub(super) bytes: u32,
     pub(super) reason: Box<str>,
 }
 
-impl Dead {
+impl DeadLetter {
     pub(super) fn encode(&self) -> Vec<u8> {
         [&self.at_ms.to_be_bytes()[..], &self.bytes.to_be_bytes(), self.reason.as_bytes()].concat()
     }
@@ -78,27 +78,27 @@ impl Dead {
 
 /// The oldest events of a channel that a target has yet to receive.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
-    pub(super) events: Vec<(u64, Arc<Event>)>,
-    /// The bytes of their records.
+pub(super) struct EventBatch {
+    pub(super) events: Vec<(u64, Arc<OutboxEvent>)>,
+    /// Bytes of the events' records.
     pub(super) bytes: usize,
-    /// The batch was sent before.
-    pub(super) fixed: Option<Fixed>,
+    /// The fixed batch, if it was sent before.
+    pub(super) fixed: Option<FixedBatch>,
     /// Further events of the channel wait.
     pub(super) has_more: bool,
 }
 
-impl Batch {
-    /// The sequence behind its last event.
+impl EventBatch {
+    /// Sequence after the last event.
     pub(super) fn end(&self) -> u64 {
         self.events.last().map_or(0, |(last, _)| last + 1)
     }
 
-    /// Adds the next event of the channel. False: it belongs to a further batch.
-    pub(super) fn take(
+    /// Adds the next event of the channel; returns false if it belongs to another batch.
+    pub(super) fn push(
         &mut self,
         sequence: u64,
-        event: &Arc<Event>,
+        event: &Arc<OutboxEvent>,
         target: &TargetId,
         bounds: BatchBounds,
     ) -> bool {
@@ -123,22 +123,22 @@ impl Batch {
     }
 }
 
-/// The first events of a channel that wait.
+/// First waiting events of a channel.
 #[derive(Debug)]
-pub(super) struct Ahead {
-    pub(super) events: Vec<(u64, Arc<Event>)>,
-    /// There is no further one.
-    pub(super) is_whole: bool,
+pub(super) struct PrefetchedEvents {
+    pub(super) events: Vec<(u64, Arc<OutboxEvent>)>,
+    /// Whether no further event waits.
+    pub(super) is_complete: bool,
 }
 
-/// Bounds of a batch that is not fixed yet; it has one event at least.
+/// Bounds of a batch that is not fixed yet. A batch has at least one event.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BatchBounds {
     pub(super) events: usize,
     pub(super) bytes: usize,
 }
 
-impl Tables {
+impl OutboxTables {
     pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
         engine::listen();
         Self::try_open(folder).map_err(|error| {
@@ -173,7 +173,7 @@ impl Tables {
         [&self.events, &self.waiting, &self.batches, &self.dead, &self.state].map(Clone::clone)
     }
 
-    /// The disabled targets, and their settings.
+    /// Disabled targets, with the hash of their settings.
     pub(super) fn disabled(&self) -> Result<Vec<(TargetId, u64)>, StoreError> {
         let mut disabled = Vec::new();
         for row in self.state.keyspace().prefix(super::DISABLED) {
@@ -191,15 +191,15 @@ impl Tables {
         Ok(keys::parse_sequence(&key).map_or(0, |last| last + 1))
     }
 
-    pub(super) fn event(&self, sequence: u64) -> Result<Option<Event>, StoreError> {
+    pub(super) fn event(&self, sequence: u64) -> Result<Option<OutboxEvent>, StoreError> {
         let found = self.events.keyspace().get(keys::sequence(sequence)).map_err(StoreError::failed)?;
-        found.map(|value| Event::decode(&value)).transpose()
+        found.map(|value| OutboxEvent::decode(&value)).transpose()
     }
 
-    pub(super) fn fixed(&self, target: &TargetId, channel: &str) -> Result<Option<Fixed>, StoreError> {
+    pub(super) fn fixed(&self, target: &TargetId, channel: &str) -> Result<Option<FixedBatch>, StoreError> {
         let found =
             self.batches.keyspace().get(keys::channel(target, channel)).map_err(StoreError::failed)?;
-        Ok(found.and_then(|value| Fixed::decode(&value)))
+        Ok(found.and_then(|value| FixedBatch::decode(&value)))
     }
 
     pub(super) fn is_waiting(
@@ -218,37 +218,38 @@ impl Tables {
         self.dead.keyspace().contains_key(keys::dead(target, sequence)).map_err(StoreError::failed)
     }
 
-    /// The batch of the channel that is to be sent next, of which no event waits below `from`: the fixed one, else the oldest events of one source, node and rule.
+    /// Reads the next batch of the channel, whose events do not wait below `from`: the fixed one, else the oldest events of one source,
+    /// node and rule.
     pub(super) fn batch(
         &self,
         target: &TargetId,
         (channel, from): (&str, u64),
         bounds: BatchBounds,
-    ) -> Result<Batch, StoreError> {
-        // One that was sent and is about to be settled is none any more.
+    ) -> Result<EventBatch, StoreError> {
+        // A batch that was sent and is about to be settled no longer counts.
         let fixed = self.fixed(target, channel)?.filter(|fixed| fixed.last >= from);
-        let mut batch = Batch { fixed, ..Batch::default() };
+        let mut batch = EventBatch { fixed, ..EventBatch::default() };
         let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
         for row in self.waiting.keyspace().range(first..=last) {
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
             let Some(event) = self.event(sequence)? else { continue };
-            // A row that outlived its events fixes nothing.
+            // A fixed batch without events is ignored.
             batch.fixed = batch.fixed.filter(|fixed| !batch.events.is_empty() || sequence <= fixed.last);
-            if !batch.take(sequence, &Arc::new(event), target, bounds) {
+            if !batch.push(sequence, &Arc::new(event), target, bounds) {
                 break;
             }
         }
         Ok(batch)
     }
 
-    /// The first events of the channel that wait from a sequence on, within the bounds. None: a batch is fixed.
-    pub(super) fn ahead(
+    /// Reads the channel's first waiting events from a sequence on, within the bounds; `None` if a batch is fixed.
+    pub(super) fn prefetch(
         &self,
         target: &TargetId,
         (channel, from): (&str, u64),
         bounds: BatchBounds,
-    ) -> Result<Option<Ahead>, StoreError> {
+    ) -> Result<Option<PrefetchedEvents>, StoreError> {
         if self.fixed(target, channel)?.is_some_and(|fixed| fixed.last >= from) {
             return Ok(None);
         }
@@ -256,7 +257,7 @@ impl Tables {
         let (first, last) = (keys::waiting(target, channel, from), keys::waiting(target, channel, u64::MAX));
         for row in self.waiting.keyspace().range(first..=last) {
             if events.len() >= bounds.events || bytes >= bounds.bytes {
-                return Ok(Some(Ahead { events, is_whole: false }));
+                return Ok(Some(PrefetchedEvents { events, is_complete: false }));
             }
             let key = row.key().map_err(StoreError::failed)?;
             let Some((_, _, sequence)) = keys::parse_waiting(&key) else { continue };
@@ -264,11 +265,11 @@ impl Tables {
             bytes += event.record.len();
             events.push((sequence, Arc::new(event)));
         }
-        Ok(Some(Ahead { events, is_whole: true }))
+        Ok(Some(PrefetchedEvents { events, is_complete: true }))
     }
 
-    /// When the oldest event for the target was written, looked for from a sequence on; and from where to look the next time. At most
-    /// `steps` events are looked at.
+    /// Searches the oldest waiting event of the target from a sequence on, in at most `steps` events. Returns the sequence from which to
+    /// continue, and the time at which the event was written.
     pub(super) fn oldest(
         &self,
         target: &TargetId,
@@ -279,7 +280,7 @@ impl Tables {
         for row in self.events.keyspace().range(keys::sequence(from)..).take(steps) {
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
             let Some(sequence) = keys::parse_sequence(&key) else { continue };
-            let event = Event::decode(&value)?;
+            let event = OutboxEvent::decode(&value)?;
             if event.addressee(target).is_some() && self.is_waiting(target, &event.channel, sequence)? {
                 return Ok((sequence, Some(event.written_ms)));
             }
@@ -288,7 +289,7 @@ impl Tables {
         Ok((next, None))
     }
 
-    /// Channels with events for the target, in the order of their keys behind `after`, and at most `count` of them.
+    /// Reads at most `count` channels with events for the target, in the order of their keys after `after`.
     pub(super) fn channels(
         &self,
         target: &TargetId,

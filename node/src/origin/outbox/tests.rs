@@ -17,20 +17,24 @@ use crate::model::ChannelName;
 const SOON: Duration = Duration::from_secs(10);
 const HOUR_MS: u64 = 3_600_000;
 
-/// A target that keeps its deliveries and answers as it is told.
+/// A target that records its deliveries and gives scripted answers.
 #[derive(Default)]
-struct Receiver {
-    received: Mutex<Vec<Delivery>>,
-    /// Answers to the next attempts; `Delivered` behind them.
-    answers: Mutex<VecDeque<Outcome>>,
-    /// No attempt ends while it is locked.
+struct OutboxTestReceiver {
+    received: Mutex<Vec<TargetDelivery>>,
+    /// Answers to the next attempts; further ones are answered `Delivered`.
+    answers: Mutex<VecDeque<DeliveryOutcome>>,
+    /// Lock that delays the end of every attempt.
     hold: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Transport for Receiver {
-    fn send<'a>(&'a self, _: &'a Endpoint, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+impl TargetTransport for OutboxTestReceiver {
+    fn send<'a>(
+        &'a self,
+        _: &'a TargetEndpoint,
+        delivery: &'a TargetDelivery,
+    ) -> BoxFuture<'a, DeliveryOutcome> {
         self.received.lock().push(delivery.clone());
-        let outcome = self.answers.lock().pop_front().unwrap_or(Outcome::Delivered);
+        let outcome = self.answers.lock().pop_front().unwrap_or(DeliveryOutcome::Delivered);
         Box::pin(async {
             drop(self.hold.lock().await);
             outcome
@@ -38,16 +42,16 @@ impl Transport for Receiver {
     }
 }
 
-impl Receiver {
-    fn answering(outcomes: impl IntoIterator<Item = Outcome>) -> Arc<Self> {
+impl OutboxTestReceiver {
+    fn answering(outcomes: impl IntoIterator<Item = DeliveryOutcome>) -> Arc<Self> {
         Arc::new(Self { answers: Mutex::new(outcomes.into_iter().collect()), ..Self::default() })
     }
 
-    /// The numbers of one channel in the order in which they came, and the event ids of their batches.
+    /// Batches of one channel as received: the event id, and the numbers.
     fn of(&self, channel: &str) -> Vec<(Box<str>, Vec<u64>)> {
         let received = self.received.lock();
         let of_channel = received.iter().filter(|delivery| &*delivery.channel == channel);
-        let numbers = |delivery: &Delivery| {
+        let numbers = |delivery: &TargetDelivery| {
             let body: serde_json::Value = serde_json::from_slice(&delivery.body).expect("JSON");
             let items = body["items"].as_array().expect("items");
             items.iter().map(|item| item["n"].as_u64().expect("a number")).collect()
@@ -60,7 +64,7 @@ impl Receiver {
     }
 }
 
-/// One account with two targets, of which the second is for presence alone.
+/// One account with two targets; the second one is for presence only.
 fn accounts(settings: &str) -> Arc<Accounts> {
     let text = format!(
         r#"
@@ -87,22 +91,22 @@ fn accounts(settings: &str) -> Arc<Accounts> {
     Accounts::from_text(&text).expect("a directory")
 }
 
-struct Node {
-    outbox: Outbox,
+struct OutboxTestNode {
+    outbox: EventOutbox,
     tasks: Arc<Tasks>,
     clock: Clock,
 }
 
-impl Node {
-    fn start(folder: &Path, receiver: &Arc<Receiver>, settings: &str, limits: &Limits) -> Self {
+impl OutboxTestNode {
+    fn start(folder: &Path, receiver: &Arc<OutboxTestReceiver>, settings: &str, limits: &Limits) -> Self {
         let clock = Clock::manual(1_000 * HOUR_MS);
-        let (accounts, transport) = (accounts(settings), Arc::clone(receiver) as Arc<dyn Transport>);
-        let outbox = Outbox::open(
+        let (accounts, transport) = (accounts(settings), Arc::clone(receiver) as Arc<dyn TargetTransport>);
+        let outbox = EventOutbox::open(
             folder,
             limits,
             &clock,
             &"n1".into(),
-            (&accounts, Some(Catalog::default())),
+            (&accounts, Some(QueueCatalog::default())),
             transport,
         )
         .expect("opened");
@@ -121,18 +125,18 @@ impl Node {
             Arc::clone(self.outbox.engine.accounts.current().accounts().next().expect("an account"));
         let name = ChannelName::new(channel, &Limits::default()).expect("a name");
         let key = ChannelKey::new(account.id.clone(), name);
-        let targets = self.outbox.routes(&account, &key, Source::Message).of(None);
+        let targets = self.outbox.routes(&account, &key, EventSource::Message).of(None);
         for number in numbers {
             let record = format!(r#"{{"n":{number}}}"#).into_bytes();
-            let event = self.outbox.event(&key, Source::Message, targets.clone(), record);
+            let event = self.outbox.event(&key, EventSource::Message, targets.clone(), record);
             let (done, is_done) = oneshot::channel();
-            let done: Done = Box::new(move |result| drop(done.send(result)));
+            let done: StoreCallback = Box::new(move |result| drop(done.send(result)));
             self.outbox.put(vec![event], done);
             assert_eq!(is_done.await, Ok(Ok(())));
         }
     }
 
-    fn depth(&self) -> Depth {
+    fn depth(&self) -> TargetDepth {
         self.outbox.engine.depths.of(&TargetId::new(&AccountId::new("acme"), "orders"))
     }
 
@@ -155,15 +159,15 @@ impl Node {
     }
 }
 
-fn retry() -> Outcome {
-    Outcome::Retry { reason: "500".to_owned(), after: None }
+fn retry() -> DeliveryOutcome {
+    DeliveryOutcome::Retry { reason: "500".to_owned(), after: None }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_a_channel_come_in_order_and_in_batches() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Arc::new(Receiver::default());
-    let node = Node::start(folder.path(), &receiver, "batch_events = 10", &Limits::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 10", &Limits::default());
     for channel in ["a", "b", "#", "a.b"] {
         node.put(channel, 0..25).await;
     }
@@ -186,8 +190,8 @@ async fn events_of_a_channel_come_in_order_and_in_batches() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_attempt_of_a_batch_has_its_bytes_and_id() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry(), retry()]);
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([retry(), retry()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     node.put("a", 0..3).await;
     let node = node.begin();
     node.until("an attempt", || !receiver.received.lock().is_empty()).await;
@@ -206,14 +210,14 @@ async fn each_attempt_of_a_batch_has_its_bytes_and_id() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_goes_on_with_the_batch_that_was_sent() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry()]);
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([retry()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     node.put("a", 0..3).await;
     let node = node.begin();
     node.until("an attempt", || !receiver.received.lock().is_empty()).await;
     node.stop().await;
 
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     assert_eq!(node.depth().events, 3);
     node.put("a", 3..5).await;
     let node = node.begin();
@@ -228,15 +232,15 @@ async fn a_restart_goes_on_with_the_batch_that_was_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn rejected_events_become_dead_letters_and_others_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([Outcome::Rejected { reason: "400".to_owned() }]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 2", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([DeliveryOutcome::Rejected { reason: "400".to_owned() }]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 2", &Limits::default());
     node.put("a", 0..4).await;
     let node = node.begin();
     node.until_empty().await;
     assert_eq!(receiver.numbers("a"), [0, 1, 2, 3]);
     assert_eq!((node.depth().events, node.depth().dead_events), (0, 2));
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     assert_eq!(node.depth().dead_events, 2, "over a restart");
     node.stop().await;
 }
@@ -244,8 +248,8 @@ async fn rejected_events_become_dead_letters_and_others_go_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_is_retried_until_its_time_is_over() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering((0..100).map(|_| retry()));
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let receiver = OutboxTestReceiver::answering((0..100).map(|_| retry()));
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     node.put("a", 0..1).await;
     let node = node.begin();
     node.until("a second attempt", || receiver.received.lock().len() == 2).await;
@@ -259,8 +263,8 @@ async fn an_event_is_retried_until_its_time_is_over() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gone_target_is_disabled_until_its_settings_change() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([Outcome::Gone]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([DeliveryOutcome::Gone]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
     node.put("a", 0..3).await;
     let node = node.begin();
     node.until("dead letters", || node.depth().dead_events == 3).await;
@@ -269,12 +273,14 @@ async fn a_gone_target_is_disabled_until_its_settings_change() {
     assert_eq!(node.depth().events, 0, "nothing is owed to it");
     node.stop().await;
 
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default()).begin();
+    let node =
+        OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &Limits::default()).begin();
     node.put("a", 4..5).await;
     assert_eq!(node.depth().events, 0, "over a restart");
     node.stop().await;
 
-    let node = Node::start(folder.path(), &receiver, "batch_events = 2", &Limits::default()).begin();
+    let node =
+        OutboxTestNode::start(folder.path(), &receiver, "batch_events = 2", &Limits::default()).begin();
     node.put("a", 5..6).await;
     node.until_empty().await;
     assert_eq!(receiver.numbers("a"), [0, 5]);
@@ -284,9 +290,13 @@ async fn a_gone_target_is_disabled_until_its_settings_change() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_waits_for_its_linger() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Arc::new(Receiver::default());
-    let node =
-        Node::start(folder.path(), &receiver, "linger_ms = 60000\nbatch_events = 3", &Limits::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(
+        folder.path(),
+        &receiver,
+        "linger_ms = 60000\nbatch_events = 3",
+        &Limits::default(),
+    );
     let node = node.begin();
     node.put("a", 0..3).await;
     node.until_empty().await;
@@ -297,8 +307,8 @@ async fn a_batch_waits_for_its_linger() {
 #[tokio::test(flavor = "multi_thread")]
 async fn single_events_keep_their_order_and_ids_without_a_row() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry(), Outcome::Delivered, retry()]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([retry(), DeliveryOutcome::Delivered, retry()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
     node.put("a", 0..600).await;
     let node = node.begin();
     node.put("a", 600..700).await;
@@ -315,14 +325,14 @@ async fn single_events_keep_their_order_and_ids_without_a_row() {
 #[tokio::test(flavor = "multi_thread")]
 async fn batch_under_way_outlives_other_settings() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry(), retry()]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([retry(), retry()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
     node.put("a", 0..5).await;
     let node = node.begin();
     node.until("an attempt", || !receiver.received.lock().is_empty()).await;
     node.stop().await;
     for settings in ["batch_events = 1", "batch_events = 3"] {
-        let node = Node::start(folder.path(), &receiver, settings, &Limits::default()).begin();
+        let node = OutboxTestNode::start(folder.path(), &receiver, settings, &Limits::default()).begin();
         node.until_empty().await;
         node.put("a", 5..7).await;
         node.until_empty().await;
@@ -337,15 +347,16 @@ async fn batch_under_way_outlives_other_settings() {
 #[tokio::test(flavor = "multi_thread")]
 async fn single_event_that_failed_stays_alone_under_other_settings() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([retry(), retry()]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([retry(), retry()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
     node.put("a", 0..3).await;
     let node = node.begin();
     let batches = node.outbox.engine.tables.batches.clone();
     node.until("a failure", || !batches.keyspace().is_empty().expect("readable")).await;
     node.stop().await;
     drop(batches);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
+    let node =
+        OutboxTestNode::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
     node.until_empty().await;
     node.stop().await;
     let mut received = receiver.of("a");
@@ -357,16 +368,18 @@ async fn single_event_that_failed_stays_alone_under_other_settings() {
 #[tokio::test(flavor = "multi_thread")]
 async fn row_that_outlived_its_events_fixes_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Arc::new(Receiver::default());
-    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 3", &Limits::default());
     node.put("a", 0..1).await;
-    let (target, fixed) = (node.outbox.depths()[0].0.clone(), Fixed { event_id: "evt_x".into(), last: 0 });
+    let (target, fixed) =
+        (node.outbox.depths()[0].0.clone(), FixedBatch { event_id: "evt_x".into(), last: 0 });
     let row = keys::channel(&target, "a");
     node.outbox.engine.tables.batches.keyspace().insert(&row, fixed.encode()).expect("written");
     node.outbox.engine.tables.waiting.keyspace().remove(keys::waiting(&target, "a", 0)).expect("written");
     node.put("a", 1..3).await;
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
+    let node =
+        OutboxTestNode::start(folder.path(), &receiver, "batch_events = 3", &Limits::default()).begin();
     node.until("what waits", || receiver.numbers("a") == [1, 2]).await;
     node.stop().await;
 }
@@ -374,15 +387,15 @@ async fn row_that_outlived_its_events_fixes_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_channels_are_all_sent() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Arc::new(Receiver::default());
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     let account = Arc::clone(node.outbox.engine.accounts.current().accounts().next().expect("an account"));
     let targets: Vec<Addressee> = vec![TargetId::new(&account.id, "orders").into()];
     const CHANNELS: u64 = 3_000;
     for number in 0..CHANNELS {
         let name = ChannelName::new(&format!("c{number}"), &Limits::default()).expect("a name");
         let key = ChannelKey::new(account.id.clone(), name);
-        let event = node.outbox.event(&key, Source::Message, targets.clone(), b"{\"n\":1}".to_vec());
+        let event = node.outbox.event(&key, EventSource::Message, targets.clone(), b"{\"n\":1}".to_vec());
         node.outbox.put(vec![event], Box::new(|_| {}));
     }
     let node = node.begin();
@@ -398,8 +411,8 @@ async fn many_channels_are_all_sent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stop_sends_all_and_does_not_wait_for_a_target_that_fails() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Arc::new(Receiver::default());
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &Limits::default());
     node.put("a", 0..20).await;
     let node = node.begin();
     assert_eq!(node.outbox.drain(SOON).await, 0);

@@ -2,25 +2,25 @@
 
 use std::sync::Arc;
 
-use super::board::Lineup;
-use super::event::Event;
-use crate::origin::targets::{Outcome, TargetKind};
-use crate::telemetry::Span;
-use crate::telemetry::traces::Kind;
+use super::board::TargetLineup;
+use super::event::OutboxEvent;
+use crate::origin::targets::{DeliveryOutcome, TargetKind};
+use crate::telemetry::TraceSpan;
+use crate::telemetry::traces::TraceSpanKind;
 
-/// Further events of a batch are not told of.
+/// Links of a span; further publishes of the batch are left out.
 const LINKS_MAX: usize = 32;
 
-/// Within the first publish of the batch that is traced; where there are several it has a link to each of them.
+/// Starts a span in the trace of the batch's first traced publish. If the batch has several, the span links to each of them.
 pub(super) fn span_of(
-    lineup: &Lineup,
+    lineup: &TargetLineup,
     kind: TargetKind,
-    events: &[(u64, Arc<Event>)],
+    events: &[(u64, Arc<OutboxEvent>)],
     failures: u32,
-) -> Span {
+) -> TraceSpan {
     let mut traces = events.iter().filter_map(|(_, event)| event.trace.as_deref());
-    let Some(first) = traces.next() else { return Span::default() };
-    // Events of one publish stand one behind the other.
+    let Some(first) = traces.next() else { return TraceSpan::default() };
+    // Events of one publish are adjacent.
     let mut links = vec![first];
     for trace in traces {
         if links.len() < LINKS_MAX && links.last() != Some(&trace) {
@@ -31,10 +31,10 @@ pub(super) fn span_of(
         links.clear();
     }
     let span_kind = match kind {
-        TargetKind::Webhook | TargetKind::Lambda | TargetKind::Sns => Kind::Client,
-        TargetKind::Amqp | TargetKind::Queue => Kind::Producer,
+        TargetKind::Webhook | TargetKind::Lambda | TargetKind::Sns => TraceSpanKind::Client,
+        TargetKind::Amqp | TargetKind::Queue => TraceSpanKind::Producer,
     };
-    let mut span = Span::linked(first, &links, "deliver", span_kind);
+    let mut span = TraceSpan::linked(first, &links, "deliver", span_kind);
     span.concerns(&events[0].1.channel, events.len());
     span.set("fanfare.target", || lineup.target.to_string().into());
     span.set("fanfare.target.kind", || kind.as_str().into());
@@ -44,12 +44,12 @@ pub(super) fn span_of(
     span
 }
 
-pub(super) fn end(span: &mut Span, outcome: &Outcome) {
+pub(super) fn end(span: &mut TraceSpan, outcome: &DeliveryOutcome) {
     match outcome {
-        Outcome::Delivered => {}
-        Outcome::Retry { .. } => span.fail("retry"),
-        Outcome::Rejected { .. } => span.fail("rejected"),
-        Outcome::Unavailable { .. } => span.fail("unavailable"),
-        Outcome::Gone => span.fail("gone"),
+        DeliveryOutcome::Delivered => {}
+        DeliveryOutcome::Retry { .. } => span.fail("retry"),
+        DeliveryOutcome::Rejected { .. } => span.fail("rejected"),
+        DeliveryOutcome::Unavailable { .. } => span.fail("unavailable"),
+        DeliveryOutcome::Gone => span.fail("gone"),
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that writes the outbox: it commits all jobs that wait as one batch, then answers them.
+//! The writer thread of the outbox: it commits all waiting jobs as one batch, then answers them.
 
 mod trim;
 
@@ -10,142 +10,141 @@ use std::time::{Duration, Instant};
 use fjall::{OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
-use super::board::Board;
-use super::depth::{Change, Depths};
-use super::event::{Addressee, Event};
-use super::store::{Batch, Dead, Fixed, Tables};
+use super::board::OutboxBoard;
+use super::depth::{DepthChange, TargetDepths};
+use super::event::{Addressee, OutboxEvent};
+use super::store::{DeadLetter, EventBatch, FixedBatch, OutboxTables};
 use super::{TargetId, keys};
 use crate::model::Clock;
-use crate::origin::disk::health::Health;
-use crate::origin::disk::queue::{Bounds, Queue, Weight};
+use crate::origin::disk::health::DiskHealth;
+use crate::origin::disk::queue::{DiskQueue, DiskQueueBounds, QueueWeight};
 use crate::origin::disk::{engine, tables};
-use crate::origin::history::{Done, StoreError};
+use crate::origin::history::{StoreCallback, StoreError};
 use crate::telemetry::{StoreOperation, StoreTimes};
 
-/// One group, as that of the embedded store.
-const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+/// Bounds of a group, as in the embedded store.
+const GROUP: DiskQueueBounds = DiskQueueBounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 const LOOK_BYTES: usize = 1024 * 1024;
 const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
-/// About the bytes that the rows of an event take beside its record.
+/// Approximate bytes of an event's rows beside its record.
 const ROWS_BYTES: usize = 300;
-/// Batches that are fixed have no sync of their own more often than so.
+/// Shortest interval between syncs that are made only for fixed batches.
 const SYNC_EVERY: Duration = Duration::from_millis(100);
 
-type Answer = oneshot::Sender<Result<(), StoreError>>;
+type OutboxReply = oneshot::Sender<Result<(), StoreError>>;
 
-pub(super) enum Job {
-    /// Events of one publish; none where only the order of the callbacks counts.
-    Put { events: Vec<Event>, done: Done },
-    /// Fixes the batch of a channel, which begins with the event `first`, before its first attempt. `Busy` if that one does not wait any
-    /// more.
-    Fix { target: TargetId, channel: Box<str>, first: u64, fixed: Fixed, answer: Answer },
-    /// Ends a batch.
-    Settle(Settle),
-    /// Lets dead letters of a target wait for it again, as new events; answers how many.
+pub(super) enum OutboxJob {
+    /// Stores the events of one publish; without events only the order of the callback counts.
+    Put { events: Vec<OutboxEvent>, done: StoreCallback },
+    /// Fixes the batch of a channel, which begins with the event `first`, before its first attempt. `Busy` if that event no longer waits.
+    Fix { target: TargetId, channel: Box<str>, first: u64, fixed: FixedBatch, answer: OutboxReply },
+    /// Settles a batch.
+    Settle(BatchSettlement),
+    /// Requeues dead letters of a target as new events; answers their number.
     Retry { target: TargetId, sequences: Vec<u64>, answer: oneshot::Sender<Result<u64, StoreError>> },
-    /// Writes whether a target is disabled, and by which settings of it.
-    Disable { target: TargetId, settings: Option<u64>, answer: Answer },
+    /// Records whether a target is disabled, and under which of its settings.
+    Disable { target: TargetId, settings: Option<u64>, answer: OutboxReply },
 }
 
-pub(super) struct Settle {
+pub(super) struct BatchSettlement {
     target: TargetId,
-    events: Vec<(u64, Arc<Event>)>,
-    /// The channel whose batch is fixed; none: it was sent without being fixed.
+    events: Vec<(u64, Arc<OutboxEvent>)>,
+    /// Channel whose batch is fixed; `None` if the batch was sent without being fixed.
     fixed: Option<Box<str>>,
-    /// None: the target has them.
+    /// Reason for which the events become dead letters; `None` if the target has received them.
     dead_reason: Option<Box<str>>,
-    /// None: nothing waits for it.
-    answer: Option<Answer>,
+    /// `None` if no task waits for the outcome.
+    answer: Option<OutboxReply>,
 }
 
-impl Settle {
+impl BatchSettlement {
     pub(super) fn new(
         target: &TargetId,
         channel: &str,
-        batch: &Batch,
+        batch: &EventBatch,
         dead_reason: Option<Box<str>>,
-        answer: Option<Answer>,
+        answer: Option<OutboxReply>,
     ) -> Self {
         let fixed = batch.fixed.as_ref().map(|_| channel.into());
         Self { target: target.clone(), events: batch.events.clone(), fixed, dead_reason, answer }
     }
 }
 
-/// Bounds of what one target may have.
+/// Bounds of the bytes that one target may have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TargetBounds {
     pub(super) bytes: u64,
     pub(super) dead_bytes: u64,
 }
 
-pub(super) struct Writer {
-    pub(super) tables: Tables,
-    pub(super) queue: Arc<Queue<Job>>,
-    pub(super) status: Arc<Health>,
+pub(super) struct OutboxWriter {
+    pub(super) tables: OutboxTables,
+    pub(super) queue: Arc<DiskQueue<OutboxJob>>,
+    pub(super) status: Arc<DiskHealth>,
     pub(super) times: StoreTimes,
-    pub(super) depths: Arc<Depths>,
-    pub(super) board: Arc<Board>,
+    pub(super) depths: Arc<TargetDepths>,
+    pub(super) board: Arc<OutboxBoard>,
     pub(super) bounds: TargetBounds,
     pub(super) clock: Clock,
     pub(super) next_sequence: u64,
-    /// For each target the sequence below which no event waits for it that is in no batch under way.
+    /// Sequence for each target below which no event waits, except in batches under way.
     pub(super) oldest: HashMap<TargetId, u64>,
     pub(super) unflushed: usize,
-    /// The last commit that outlasts a loss of power.
+    /// Time of the last commit that survives a loss of power.
     pub(super) synced: Instant,
 }
 
-/// The effects of a group beside its rows.
+/// Effects of a group beside its rows.
 #[derive(Default)]
-struct Effects {
-    put: Vec<Done>,
-    answers: Vec<Answer>,
-    changes: HashMap<TargetId, Change>,
-    /// New events.
-    arrived: Vec<(TargetId, u64, Arc<Event>)>,
+struct CommitEffects {
+    put: Vec<StoreCallback>,
+    answers: Vec<OutboxReply>,
+    changes: HashMap<TargetId, DepthChange>,
+    /// Events that are new with the group.
+    arrived: Vec<(TargetId, u64, Arc<OutboxEvent>)>,
     /// Pairs of target and event that the group settles.
     settled: HashSet<(TargetId, u64)>,
-    /// Those of them without a row after the group.
+    /// Pairs of target and event that have no row after the group.
     removed: HashSet<(TargetId, u64)>,
-    /// The last events of the batches that the group fixes.
+    /// Last events of the batches that the group fixes.
     fixed: HashMap<(TargetId, Box<str>), u64>,
-    /// Fixes that cannot be.
-    late: Vec<Answer>,
+    /// Replies to fixes whose first event no longer waits.
+    late: Vec<OutboxReply>,
     /// Dead letters that the group removes.
     undone: HashSet<(TargetId, u64)>,
-    /// Channels of which a full target has lost events.
+    /// Pairs of target and channel that have lost events because the target is full.
     trimmed: HashSet<(TargetId, Box<str>)>,
-    /// How many of them each one asked for.
+    /// Replies to retries, each with the number of events that it has requeued.
     counts: Vec<(oneshot::Sender<Result<u64, StoreError>>, u64)>,
-    /// Batches end with the group.
+    /// The group settles batches.
     has_settles: bool,
-    /// Something that must outlast a loss of power.
+    /// The group has writes that must survive a loss of power.
     is_lasting: bool,
     dead: u64,
     dropped: u64,
 }
 
-impl Effects {
-    fn change(&mut self, target: &TargetId) -> &mut Change {
+impl CommitEffects {
+    fn change(&mut self, target: &TargetId) -> &mut DepthChange {
         self.changes.entry(target.clone()).or_default()
     }
 }
 
-impl Writer {
-    /// Until the queue is closed and empty.
+impl OutboxWriter {
+    /// Commits jobs until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         let mut group = Vec::new();
         let mut unlooked = LOOK_BYTES;
-        while let Some(weight) = queue.take(GROUP, &mut group) {
+        while let Some(weight) = queue.take_group(GROUP, &mut group) {
             self.status.begin();
             let begun = Instant::now();
-            let mut effects = Effects::default();
+            let mut effects = CommitEffects::default();
             let commit =
                 catch_unwind(AssertUnwindSafe(|| self.commit(group.drain(..), weight, &mut effects)));
             let result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
             let result = match result {
-                // A batch that was settled would wait, and count, until the next start.
+                // Otherwise the events of a settled batch would wait, and count, until the next start.
                 Err(error) if effects.has_settles => Err(self.status.broke(&error.to_string())),
                 result => result,
             };
@@ -167,7 +166,7 @@ impl Writer {
         }
     }
 
-    fn answer(&mut self, result: Result<(), StoreError>, effects: Effects) {
+    fn answer(&mut self, result: Result<(), StoreError>, effects: CommitEffects) {
         if result.is_ok() {
             self.depths.apply(&effects.changes);
             self.oldest.retain(|target, _| {
@@ -175,10 +174,10 @@ impl Writer {
             });
             super::count_dead(effects.dead, effects.dropped);
             for (target, sequence, event) in effects.arrived {
-                self.board.arrived(&target, sequence, &event);
+                self.board.add_event(&target, sequence, &event);
             }
             for (target, channel) in effects.trimmed {
-                self.board.lost(&target, &channel);
+                self.board.drop_cached(&target, &channel);
             }
         }
         for done in effects.put {
@@ -194,7 +193,7 @@ impl Writer {
             let _ = answer.send(result.clone().map(|()| count));
         }
         for answer in effects.answers {
-            // A caller that has gone needs no answer.
+            // The caller may have dropped its receiver.
             let _ = answer.send(result.clone());
         }
     }
@@ -216,20 +215,20 @@ impl Writer {
 
     fn commit(
         &mut self,
-        jobs: impl Iterator<Item = Job>,
-        weight: Weight,
-        effects: &mut Effects,
+        jobs: impl Iterator<Item = OutboxJob>,
+        weight: QueueWeight,
+        effects: &mut CommitEffects,
     ) -> Result<(), StoreError> {
         let (mut events, mut fixes, mut settles, mut disabled, mut retries) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        // All jobs are taken apart before anything can fail, so that each has its answer.
+        // All jobs are taken apart before anything can fail, so that each gets its answer.
         for job in jobs {
             match job {
-                Job::Put { events: put, done } => {
+                OutboxJob::Put { events: put, done } => {
                     effects.put.push(done);
                     events.extend(put);
                 }
-                Job::Fix { target, channel, first, fixed, answer } => {
+                OutboxJob::Fix { target, channel, first, fixed, answer } => {
                     if self.tables.is_waiting(&target, &channel, first).unwrap_or(false) {
                         effects.answers.push(answer);
                         fixes.push((target, channel, fixed));
@@ -237,16 +236,16 @@ impl Writer {
                         effects.late.push(answer);
                     }
                 }
-                Job::Settle(mut settle) => {
+                OutboxJob::Settle(mut settle) => {
                     effects.has_settles = true;
                     effects.answers.extend(settle.answer.take());
                     settles.push(settle);
                 }
-                Job::Retry { target, sequences, answer } => {
+                OutboxJob::Retry { target, sequences, answer } => {
                     effects.counts.push((answer, 0));
                     retries.push((effects.counts.len() - 1, target, sequences));
                 }
-                Job::Disable { target, settings, answer } => {
+                OutboxJob::Disable { target, settings, answer } => {
                     effects.answers.push(answer);
                     disabled.push((target, settings));
                 }
@@ -259,10 +258,10 @@ impl Writer {
             return Ok(());
         }
         let mut batch = OwnedWriteBatch::with_capacity(self.tables.database.clone(), weight.items * 3);
-        // A row that one commit writes twice has no order, and a channel fixes its next batch after it has settled one.
+        // Writes of one key in a commit have no order, and a channel may settle a batch and fix the next one in the same commit.
         let fixed_rows: HashSet<Vec<u8>> =
             fixes.iter().map(|(target, channel, _)| keys::channel(target, channel)).collect();
-        for Settle { target, events, fixed, dead_reason, .. } in settles {
+        for BatchSettlement { target, events, fixed, dead_reason, .. } in settles {
             let row = fixed.map(|channel| keys::channel(&target, &channel));
             if let Some(row) = row.filter(|row| !fixed_rows.contains(row)) {
                 batch.remove(self.tables.batches.keyspace(), row);
@@ -277,14 +276,14 @@ impl Writer {
                 None => batch.remove(state, super::disabled_key(&target)),
             }
         }
-        // Written to the system, a batch outlasts the process; a loss of power may take the last ones that were fixed.
+        // A fixed batch that was written to the system survives a crash of the process. A loss of power may lose the most recent ones.
         effects.is_lasting |= !fixes.is_empty() && self.synced.elapsed() >= SYNC_EVERY;
         for (target, channel, fixed) in fixes {
             batch.insert(self.tables.batches.keyspace(), keys::channel(&target, &channel), fixed.encode());
             effects.fixed.insert((target, channel), fixed.last);
         }
         for (index, target, sequences) in retries {
-            effects.counts[index].1 = self.give_back(&mut batch, &target, &sequences, effects)?;
+            effects.counts[index].1 = self.requeue(&mut batch, &target, &sequences, effects)?;
         }
         for event in events {
             self.put(&mut batch, event, effects);
@@ -298,7 +297,7 @@ impl Writer {
         committed.map_err(|error| self.status.broke(&engine::reason(&error)))
     }
 
-    fn put(&mut self, batch: &mut OwnedWriteBatch, event: Event, effects: &mut Effects) {
+    fn put(&mut self, batch: &mut OwnedWriteBatch, event: OutboxEvent, effects: &mut CommitEffects) {
         effects.is_lasting = true;
         let event = Arc::new(event);
         let (sequence, value) = (self.next_sequence, event.encode());
@@ -311,28 +310,28 @@ impl Writer {
             let change = effects.change(target);
             change.events += 1;
             change.bytes += i64::from(bytes);
-            // After a start events may have waited before: the oldest is not known then.
+            // After a start, earlier events may wait, so the oldest one is not known.
             let is_first = || self.depths.of(target).events == 0;
             self.oldest.entry(target.clone()).or_insert_with(|| if is_first() { sequence } else { 0 });
             effects.arrived.push((target.clone(), sequence, Arc::clone(&event)));
         }
     }
 
-    /// Removes events of a target from those that wait; with a reason they become dead letters.
+    /// Removes a target's events from the waiting ones; with a reason they become dead letters.
     fn settle(
         &self,
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
-        events: &[(u64, Arc<Event>)],
+        events: &[(u64, Arc<OutboxEvent>)],
         dead_reason: Option<&str>,
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<(), StoreError> {
         for &(sequence, ref event) in events {
             if !effects.settled.insert((target.clone(), sequence)) {
                 continue;
             }
             if !self.tables.is_waiting(target, &event.channel, sequence)? {
-                // A full target may have lost it while it was sent.
+                // The full target may have lost the event while it was being sent.
                 if dead_reason.is_none() {
                     self.remove_dead(batch, target, sequence, effects)?;
                 }
@@ -347,7 +346,7 @@ impl Writer {
                 change.dead_events += 1;
                 change.dead_bytes += i64::from(bytes);
                 effects.dead += 1;
-                let dead = Dead { at_ms: self.clock.line_ms(), bytes, reason: reason.into() };
+                let dead = DeadLetter { at_ms: self.clock.line_ms(), bytes, reason: reason.into() };
                 batch.insert(self.tables.dead.keyspace(), keys::dead(target, sequence), dead.encode());
             } else {
                 effects.removed.insert((target.clone(), sequence));
@@ -357,14 +356,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Removes the event if no other target has it.
+    /// Removes the event if no other target needs it.
     fn forget(
         &self,
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
         sequence: u64,
-        event: &Event,
-        effects: &Effects,
+        event: &OutboxEvent,
+        effects: &CommitEffects,
     ) -> Result<(), StoreError> {
         for other in event.targets.iter().map(|other| &other.target).filter(|other| *other != target) {
             let has_row = self.tables.is_dead(other, sequence)?
@@ -377,17 +376,17 @@ impl Writer {
         Ok(())
     }
 
-    /// Removes a dead letter of the target. False: it has no such one.
+    /// Removes a dead letter of the target; returns false if there is none.
     fn remove_dead(
         &self,
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
         sequence: u64,
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<bool, StoreError> {
         let row = keys::dead(target, sequence);
         let found = self.tables.dead.keyspace().get(&row).map_err(StoreError::failed)?;
-        let Some(dead) = found.and_then(|value| Dead::decode(&value)) else { return Ok(false) };
+        let Some(dead) = found.and_then(|value| DeadLetter::decode(&value)) else { return Ok(false) };
         if !effects.undone.insert((target.clone(), sequence)) {
             return Ok(false);
         }
@@ -396,20 +395,20 @@ impl Writer {
         change.dead_events -= 1;
         change.dead_bytes -= i64::from(dead.bytes);
         effects.removed.insert((target.clone(), sequence));
-        // One that cannot be read stays, and is not in the way of others.
+        // An event that cannot be read stays, and does not block others.
         if let Ok(Some(event)) = self.tables.event(sequence) {
             self.forget(batch, target, sequence, &event, effects)?;
         }
         Ok(true)
     }
 
-    /// Puts dead letters of a target as new events for it alone, so that they change no batch that is fixed; returns how many it has.
-    fn give_back(
+    /// Requeues dead letters of a target as new events for it alone, so that no fixed batch changes; returns their number.
+    fn requeue(
         &mut self,
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
         sequences: &[u64],
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<u64, StoreError> {
         let mut count = 0;
         for &sequence in sequences {
@@ -419,7 +418,7 @@ impl Writer {
                 continue;
             }
             let written_ms = self.clock.line_ms();
-            self.put(batch, Event { written_ms, targets: vec![addressee], ..event }, effects);
+            self.put(batch, OutboxEvent { written_ms, targets: vec![addressee], ..event }, effects);
             count += 1;
         }
         Ok(count)

@@ -1,17 +1,18 @@
-//! Consumers of the queues: keys as users of the broker, which asks the node what they may, and the end of those that may no more.
+//! Consumers of the queues: keys as users of the broker, the answers to the broker's authorisation requests, and the disconnection of
+//! consumers that lose their permission.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::broker::Broker;
-use super::{BrokerError, BrokerQueue, Catalog};
+use super::broker::QueueBroker;
+use super::{BrokerError, BrokerQueue, QueueCatalog};
 use crate::accounts::{Accounts, Key, is_key_name};
 use crate::model::{KeyName, Operation};
-use crate::telemetry::{OFTEN, Repeats};
+use crate::telemetry::{RATE_LIMITED, Repeats};
 
 const DENIALS: &str = "fanfare_broker_refusals_total";
 
-/// A question of RabbitMQ's HTTP auth backend.
+/// A request of RabbitMQ's HTTP auth backend.
 #[derive(Clone, Copy)]
 pub enum BrokerRequest<'a> {
     User { username: &'a str, password: &'a str },
@@ -30,7 +31,7 @@ impl BrokerRequest<'_> {
         }
     }
 
-    /// The label of the metric and the field of the log.
+    /// Label of the metric, and field of the log.
     pub fn check(&self) -> &'static str {
         match self {
             Self::User { .. } => "user",
@@ -41,16 +42,16 @@ impl BrokerRequest<'_> {
     }
 }
 
-/// Why a user of the broker is refused. It is counted and logged for the operator; the broker is told none of it.
+/// Reason why a user of the broker is refused. It is counted and logged for the operator; the broker does not learn it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Denial {
+pub(super) enum BrokerDenial {
     UnknownKey,
     BadSecret,
     RevokedKey,
     /// The key has `amqp-subscribe` on no channel.
     NoCapability,
     OtherVhost,
-    /// Keys neither write nor configure, and read nothing but queues.
+    /// The request is not a read of a queue, which is all that keys may do.
     NotReading,
     OtherAccount,
     UnknownQueue,
@@ -60,7 +61,7 @@ pub(super) enum Denial {
     NoBroker,
 }
 
-impl Denial {
+impl BrokerDenial {
     const ALL: [Self; 10] = [
         Self::UnknownKey,
         Self::BadSecret,
@@ -74,7 +75,7 @@ impl Denial {
         Self::NoBroker,
     ];
 
-    /// The label of the metric and the field of the log.
+    /// Label of the metric, and field of the log.
     const fn name(self) -> &'static str {
         match self {
             Self::UnknownKey => "unknown_key",
@@ -91,18 +92,18 @@ impl Denial {
     }
 }
 
-/// Counts every refusal, and logs each reason and known key once in a while.
-pub(super) struct Denials(Repeats);
+/// Counter of refusals, with rate-limited logging for each reason and known key.
+pub(super) struct BrokerDenials(Repeats);
 
-impl Denials {
+impl BrokerDenials {
     pub(super) fn new() -> Self {
-        for reason in Denial::ALL {
+        for reason in BrokerDenial::ALL {
             metrics::counter!(DENIALS, "reason" => reason.name()).increment(0);
         }
         Self(Repeats::default())
     }
 
-    pub(super) fn note(&self, denial: Denial, request: BrokerRequest<'_>, accounts: &Accounts) {
+    pub(super) fn record(&self, denial: BrokerDenial, request: BrokerRequest<'_>, accounts: &Accounts) {
         let reason = denial.name();
         metrics::counter!(DENIALS, "reason" => reason).increment(1);
         let directory = accounts.current();
@@ -114,23 +115,23 @@ impl Denials {
     }
 }
 
-/// The answer, by the directory and the queues of this moment.
+/// Decides the request by the present directory and queues.
 pub(super) fn check(
     accounts: &Accounts,
-    catalog: &Catalog,
+    catalog: &QueueCatalog,
     vhost: &str,
     request: BrokerRequest<'_>,
-) -> Result<(), Denial> {
+) -> Result<(), BrokerDenial> {
     let directory = accounts.current();
-    let key = directory.key(request.username()).ok_or(Denial::UnknownKey)?;
+    let key = directory.key(request.username()).ok_or(BrokerDenial::UnknownKey)?;
     match request {
         BrokerRequest::User { password, .. } if !key.secret.matches(password.as_bytes()) => {
-            return Err(Denial::BadSecret);
+            return Err(BrokerDenial::BadSecret);
         }
         BrokerRequest::Vhost { vhost: asked, .. } | BrokerRequest::Resource { vhost: asked, .. }
             if asked != vhost =>
         {
-            return Err(Denial::OtherVhost);
+            return Err(BrokerDenial::OtherVhost);
         }
         _ => {}
     }
@@ -140,36 +141,36 @@ pub(super) fn check(
         BrokerRequest::Resource { kind: "queue", name, permission: "read", .. } => {
             may_read(catalog, key, name)
         }
-        BrokerRequest::Resource { .. } | BrokerRequest::Topic { .. } => Err(Denial::NotReading),
+        BrokerRequest::Resource { .. } | BrokerRequest::Topic { .. } => Err(BrokerDenial::NotReading),
     }
 }
 
-fn may_consume(key: &Key) -> Result<(), Denial> {
+fn may_consume(key: &Key) -> Result<(), BrokerDenial> {
     if !key.active {
-        return Err(Denial::RevokedKey);
+        return Err(BrokerDenial::RevokedKey);
     }
     let may = key.capability.grants_anywhere(Operation::AmqpSubscribe);
-    if may { Ok(()) } else { Err(Denial::NoCapability) }
+    if may { Ok(()) } else { Err(BrokerDenial::NoCapability) }
 }
 
-/// Whether the key may read the queue of this name on the broker, or its dead letters.
-fn may_read(catalog: &Catalog, key: &Key, physical: &str) -> Result<(), Denial> {
+/// Checks that the key may read the queue of this name on the broker, or its dead letters.
+fn may_read(catalog: &QueueCatalog, key: &Key, physical: &str) -> Result<(), BrokerDenial> {
     may_consume(key)?;
-    let (account, name) = BrokerQueue::parse(physical).ok_or(Denial::UnknownQueue)?;
+    let (account, name) = BrokerQueue::parse(physical).ok_or(BrokerDenial::UnknownQueue)?;
     if key.account.id != account {
-        return Err(Denial::OtherAccount);
+        return Err(BrokerDenial::OtherAccount);
     }
     let of_account = catalog.of(&account);
-    let found = of_account.named(name).map_err(|_| Denial::UnknownQueue)?;
-    if found.is_covered_by(&key.capability) { Ok(()) } else { Err(Denial::NotCovered) }
+    let found = of_account.named(name).map_err(|_| BrokerDenial::UnknownQueue)?;
+    if found.is_covered_by(&key.capability) { Ok(()) } else { Err(BrokerDenial::NotCovered) }
 }
 
-/// Every key that the directory had at some look, as it was at the last one.
+/// Every key that the directory had at some check, as it was at the last one.
 #[derive(Default)]
 pub(super) struct SeenKeys(HashMap<KeyName, Arc<Key>>);
 
 impl SeenKeys {
-    /// The user is a key that was changed since the last look, or is gone.
+    /// Returns whether the user is a key that was changed or removed since the last check.
     fn has_changed(&self, user: &str, now: Option<&Arc<Key>>) -> bool {
         match (self.0.get(user), now) {
             (Some(before), Some(now)) => {
@@ -183,9 +184,9 @@ impl SeenKeys {
     }
 }
 
-impl super::service::Inner {
-    /// Closes connections of keys that were changed or revoked since the last look, and of consumers that may not consume their queue any
-    /// more, or whose key the directory does not have. Users whom the broker itself knows are its operator's.
+impl super::service::QueuesInner {
+    /// Closes the connections of keys that were changed or revoked since the last check. Also closes those of consumers that may no longer
+    /// read their queue, or whose key is not in the directory. Users that the broker itself has are its operator's, and stay.
     pub(super) async fn close_forbidden(&self, seen: &mut SeenKeys) -> Result<(), BrokerError> {
         let Some(broker) = &self.broker else { return Ok(()) };
         let directory = self.accounts.current();
@@ -202,7 +203,7 @@ impl super::service::Inner {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);
             let is_refused = match directory.key(user) {
                 Some(key) => may_read(&self.catalog, key, name).is_err(),
-                // It may have gone before this node began to look.
+                // The key may have been removed before the first check of this node.
                 None => is_key_name(user),
             };
             is_refused && self.catalog.by_physical(name).is_some()
@@ -218,15 +219,15 @@ impl super::service::Inner {
     }
 }
 
-/// Closes each, whatever becomes of the others.
-async fn close(broker: &Broker, connections: HashSet<(String, String)>) -> Result<(), BrokerError> {
+/// Closes each connection, also after an error.
+async fn close(broker: &QueueBroker, connections: HashSet<(String, String)>) -> Result<(), BrokerError> {
     let own: HashSet<String> = broker.management.users().await?.into_iter().collect();
     let mut outcome = Ok(());
     for (connection, user) in connections.into_iter().filter(|(_, user)| !own.contains(user)) {
         match broker.management.close_connection(&connection).await {
             Ok(()) => {
                 metrics::counter!("fanfare_queue_connections_closed_total").increment(1);
-                tracing::info!(target: OFTEN, key = %user, "connection to the broker was closed: its key was changed or may not consume");
+                tracing::info!(target: RATE_LIMITED, key = %user, "connection to the broker was closed: its key was changed or may not consume");
             }
             Err(error) => outcome = Err(error),
         }

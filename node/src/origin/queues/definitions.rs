@@ -1,4 +1,4 @@
-//! The queues and rules of one account as they are stored, and the changes of them.
+//! Stored queues and rules of one account, and their changes.
 
 use fanfare_proto::queue::{Filter, FilterSource, Queue, QueueEdit, QueueRequest, Rule, RuleRequest};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::QueueError;
 use crate::model::{AccountId, Capability, Operation, random_bytes};
 
-/// Of the text that is stored.
+/// Largest stored text.
 const BYTES_MAX: usize = 1024 * 1024;
 const PATTERN_BYTES_MAX: usize = 512;
 const FILTER_BYTES_MAX: usize = 256;
@@ -14,7 +14,7 @@ const FILTER_BYTES_MAX: usize = 256;
 /// All queues of an account, in the order in which they were made.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Definitions {
-    /// Random for each change, by which one whose answer was lost is known again.
+    /// Random id of each change, by which a change whose answer was lost is recognised.
     #[serde(default)]
     pub(super) change: String,
     pub(super) queues: Vec<Definition>,
@@ -28,7 +28,7 @@ pub(super) struct Definition {
 }
 
 impl Definition {
-    /// The capability covers every channel that feeds the queue.
+    /// Returns whether the capability covers every channel that feeds the queue.
     pub(super) fn is_covered_by(&self, capability: &Capability) -> bool {
         let covers = |pattern: &str| capability.covers(pattern, Operation::AmqpSubscribe);
         match &self.rules[..] {
@@ -39,8 +39,10 @@ impl Definition {
 }
 
 impl Definitions {
+    /// Serialises the definitions.
+    ///
     /// # Errors
-    /// They do not fit.
+    /// The text is larger than `BYTES_MAX`.
     pub(super) fn to_text(&self) -> Result<String, QueueError> {
         let text = serde_json::to_string(self).map_err(|_| QueueError::TooLarge)?;
         if text.len() > BYTES_MAX { Err(QueueError::TooLarge) } else { Ok(text) }
@@ -50,7 +52,7 @@ impl Definitions {
         self.queues.iter().find(|found| found.queue.name == name)
     }
 
-    /// The queue, where the capability covers it.
+    /// Returns the queue if the capability covers it.
     pub(super) fn covered(&self, id: &str, capability: &Capability) -> Result<&Definition, QueueError> {
         let found = self.queues.iter().find(|found| found.queue.id == id).ok_or(QueueError::UnknownQueue)?;
         if found.is_covered_by(capability) { Ok(found) } else { Err(QueueError::Forbidden) }
@@ -61,7 +63,7 @@ impl Definitions {
         self.queues.iter_mut().find(|found| found.queue.id == id).ok_or(QueueError::UnknownQueue)
     }
 
-    /// Makes the queue, or edits the one of that name.
+    /// Adds the queue, or edits the one of that name.
     pub(super) fn put(
         &mut self,
         account: &AccountId,
@@ -109,7 +111,7 @@ impl Definitions {
         Ok(queue)
     }
 
-    /// The capability must cover the queue before and after.
+    /// Adds a rule. The capability must cover the queue before and after.
     pub(super) fn add_rule(
         &mut self,
         id: &str,
@@ -134,7 +136,7 @@ impl Definitions {
         Ok(rule)
     }
 
-    /// The same.
+    /// Removes a rule. The capability must cover the queue before and after.
     pub(super) fn remove_rule(
         &mut self,
         id: &str,
@@ -151,13 +153,13 @@ impl Definitions {
     }
 }
 
-/// Whether a queue may be called so.
+/// Returns whether the name is valid for a queue.
 pub(super) fn is_queue_name(name: &str) -> bool {
     let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     (1..=128).contains(&name.len()) && name.bytes().all(is_of_name)
 }
 
-/// Whether the filter lets events of messages pass, and those of presence.
+/// Returns whether the filter passes events of messages, and of presence.
 pub(super) fn sources(filter: Option<&Filter>) -> (bool, bool) {
     let listed = filter.and_then(|filter| filter.source.as_ref());
     let has = |source| listed.is_none_or(|sources| sources.contains(&source));

@@ -13,24 +13,24 @@ use url::Url;
 use super::BrokerError;
 
 const ANSWER: Duration = Duration::from_secs(10);
-/// Consumers and users of one broker.
+/// Largest response: all consumers or users of one broker.
 const ANSWER_BYTES_MAX: usize = 64 * 1024 * 1024;
 const REASON_CHARACTERS: usize = 200;
-/// For an address at which something else answers, such as AMQP.
+/// Hint for an address at which another service answers, such as AMQP.
 const EXPECTED: &str =
     "--amqp-management-url must name the management API, by default on port 15672, not the port of AMQP";
-/// Of policies: one with a lower priority does not hold beside them.
+/// Priority of the policies. The broker ignores policies with a lower one for the same queues.
 const PRIORITY: i64 = 10;
 
 /// The management API of a broker, for one vhost.
-pub(super) struct Management {
+pub(super) struct ManagementApi {
     client: Client,
-    /// With the user and the password, and with a path that ends in a slash.
+    /// URL with user and password; its path ends in a slash.
     base: Url,
     vhost: String,
 }
 
-/// A consumer of a queue. One whose connection the broker does not know yet is left out of the list.
+/// A consumer of a queue. The list leaves out a consumer whose connection the broker does not know yet.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(super) struct Consumer {
     pub(super) queue: ConsumedQueue,
@@ -50,14 +50,14 @@ pub(super) struct ChannelDetails {
 
 /// A connection to the broker.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(super) struct Connected {
+pub(super) struct ConsumerConnection {
     pub(super) name: String,
     pub(super) user: String,
 }
 
 /// A policy of queues whose names match the pattern.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Policy {
+pub(super) struct QueuePolicy {
     #[serde(skip_serializing)]
     pub(super) name: String,
     pattern: String,
@@ -67,19 +67,19 @@ pub(super) struct Policy {
     priority: i64,
 }
 
-impl Policy {
+impl QueuePolicy {
     pub(super) fn new(name: String, pattern: String, definition: Value) -> Self {
         Self { name, pattern, definition, apply_to: "queues".to_owned(), priority: PRIORITY }
     }
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct NamedItem {
     name: String,
 }
 
-impl Management {
-    /// `base` is `http(s)://user:password@host:15672`.
+impl ManagementApi {
+    /// Creates the client; `base` is `http(s)://user:password@host:15672`.
     pub(super) fn new(client: Client, base: &Url, vhost: &str) -> Self {
         let mut base = base.clone();
         if !base.path().ends_with('/') {
@@ -88,7 +88,7 @@ impl Management {
         Self { client, base, vhost: encode_channel(vhost) }
     }
 
-    /// Makes the queue unless it is there.
+    /// Creates the queue, unless it exists.
     pub(super) async fn put_queue(&self, name: &str, arguments: Value) -> Result<(), BrokerError> {
         let body = json!({ "durable": true, "auto_delete": false, "arguments": arguments });
         self.call(Method::PUT, &self.of_vhost("queues", name), Some(&body)).await.map(drop)
@@ -98,16 +98,16 @@ impl Management {
         self.delete(&self.of_vhost("queues", name)).await
     }
 
-    /// Messages of the queue that consumers have and have not confirmed, by the statistics of the broker; none where it cannot be asked, or
-    /// has none yet.
+    /// Reads from the broker's statistics how many messages consumers have received and not confirmed; `None` if the broker cannot be
+    /// asked or has no statistics yet.
     pub(super) async fn unacknowledged(&self, queue: &str) -> Option<u64> {
         #[derive(Deserialize)]
-        struct Counted {
+        struct UnackedCount {
             messages_unacknowledged: Option<u64>,
         }
         let path = format!("{}?columns=messages_unacknowledged", self.of_vhost("queues", queue));
         let answer = self.call(Method::GET, &path, None::<&()>).await.ok()?;
-        let counted: Counted = serde_json::from_slice(&body(answer).await.ok()?).ok()?;
+        let counted: UnackedCount = serde_json::from_slice(&body(answer).await.ok()?).ok()?;
         counted.messages_unacknowledged
     }
 
@@ -116,12 +116,12 @@ impl Management {
         self.names(&format!("api/queues/{}?columns=name&disable_stats=true", self.vhost)).await
     }
 
-    /// In place of an earlier one of its name.
-    pub(super) async fn put_policy(&self, policy: &Policy) -> Result<(), BrokerError> {
+    /// Sets the policy, and replaces an earlier one of its name.
+    pub(super) async fn put_policy(&self, policy: &QueuePolicy) -> Result<(), BrokerError> {
         self.call(Method::PUT, &self.of_vhost("policies", &policy.name), Some(policy)).await.map(drop)
     }
 
-    pub(super) async fn policies(&self) -> Result<Vec<Policy>, BrokerError> {
+    pub(super) async fn policies(&self) -> Result<Vec<QueuePolicy>, BrokerError> {
         self.list(&format!("api/policies/{}", self.vhost)).await
     }
 
@@ -133,11 +133,11 @@ impl Management {
         self.list(&format!("api/consumers/{}", self.vhost)).await
     }
 
-    pub(super) async fn connections(&self) -> Result<Vec<Connected>, BrokerError> {
+    pub(super) async fn connections(&self) -> Result<Vec<ConsumerConnection>, BrokerError> {
         self.list(&format!("api/vhosts/{}/connections?columns=name,user", self.vhost)).await
     }
 
-    /// The users that the broker itself knows.
+    /// Returns the users that the broker itself has.
     pub(super) async fn users(&self) -> Result<Vec<String>, BrokerError> {
         self.names("api/users").await
     }
@@ -147,7 +147,7 @@ impl Management {
     }
 
     async fn names(&self, path: &str) -> Result<Vec<String>, BrokerError> {
-        let rows: Vec<Named> = self.list(path).await?;
+        let rows: Vec<NamedItem> = self.list(path).await?;
         Ok(rows.into_iter().map(|row| row.name).collect())
     }
 
@@ -155,12 +155,12 @@ impl Management {
         format!("api/{kind}/{}/{}", self.vhost, encode_channel(name))
     }
 
-    /// A thing that is missing counts as deleted.
+    /// Deletes an object; a missing one counts as deleted.
     async fn delete(&self, path: &str) -> Result<(), BrokerError> {
         self.call(Method::DELETE, path, None::<&()>).await.map(drop)
     }
 
-    /// Each row by itself: one of something that has just begun lacks parts.
+    /// Reads a list row by row, since the row of something that has just started may be incomplete.
     async fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, BrokerError> {
         let answer = self.call(Method::GET, path, None::<&()>).await?;
         let rows: Vec<Value> = serde_json::from_slice(&body(answer).await?)
@@ -205,20 +205,20 @@ async fn body(mut answer: Response) -> Result<Vec<u8>, BrokerError> {
     Ok(body)
 }
 
-/// RabbitMQ's own sentence, which holds no credential.
+/// Reads RabbitMQ's reason, which holds no credential.
 async fn reason(mut answer: Response) -> String {
     #[derive(Default, Deserialize)]
-    struct Refusal {
+    struct ManagementRefusal {
         #[serde(default)]
         reason: Value,
     }
     let body = answer.chunk().await.ok().flatten().unwrap_or_default();
-    let refusal: Refusal = serde_json::from_slice(&body).unwrap_or_default();
+    let refusal: ManagementRefusal = serde_json::from_slice(&body).unwrap_or_default();
     let text = refusal.reason.as_str().unwrap_or_default().to_owned();
     text.chars().filter(|character| !character.is_control()).take(REASON_CHARACTERS).collect()
 }
 
-/// Without the URL, which holds the password.
+/// Describes the error without the URL, which holds the password.
 fn failed(error: &reqwest::Error) -> BrokerError {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {

@@ -1,7 +1,7 @@
-//! The queues of accounts: what they are, what feeds them, and the broker that holds them.
+//! Queues of accounts: their definitions, their feeds, and the broker that holds them.
 //!
-//! The store has what the accounts have defined, one row for each account. Every node has all of it in memory, and changes it by
-//! comparing the row's revision. The outbox sends to a queue as to any other target.
+//! The store has the definitions, one row for each account. Every node has all of them in memory, and changes a row only from the revision
+//! that it knows. The outbox sends to a queue as to any other target.
 
 mod broker;
 mod catalog;
@@ -20,20 +20,20 @@ use fanfare_proto::queue::Queue;
 use super::history::StoreError;
 use crate::model::AccountId;
 
-pub use catalog::{Catalog, Feed, Found};
+pub use catalog::{CandidateQueue, QueueCatalog, QueueLookup};
 pub use consumers::BrokerRequest;
-pub use service::{BrokerAddresses, PeersTold, Queues};
+pub use service::{BrokerAddresses, PeerNotifier, Queues};
 
 /// A queue as the broker has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerQueue {
-    /// Its name there: `accountId:name`.
+    /// Name on the broker: `accountId:name`.
     pub physical: Box<str>,
-    /// None: it has no bound.
+    /// Bound of its messages; `None` if it has none.
     max_length: Option<u64>,
 }
 
-/// Behind the name of a queue: its dead letters. No queue's own name holds a colon.
+/// Suffix of the dead-letter queue's name. No queue's own name holds a colon.
 const DEAD: &str = ":dead";
 
 impl BrokerQueue {
@@ -42,7 +42,7 @@ impl BrokerQueue {
         Self { physical, max_length: queue.max_length }
     }
 
-    /// By its name alone, without a bound.
+    /// Names a queue without a bound.
     fn unbound(physical: Box<str>) -> Self {
         Self { physical, max_length: None }
     }
@@ -51,7 +51,7 @@ impl BrokerQueue {
         format!("{}{DEAD}", self.physical)
     }
 
-    /// The account and the queue that a name on the broker stands for; that of dead letters stands for their queue.
+    /// Parses a name on the broker as account and queue; that of a dead-letter queue gives its queue.
     fn parse(physical: &str) -> Option<(AccountId, &str)> {
         let (account, name) = physical.split_once(':')?;
         let name = name.strip_suffix(DEAD).unwrap_or(name);
@@ -59,7 +59,7 @@ impl BrokerQueue {
     }
 }
 
-/// Why a call was not carried out; the text names no secret.
+/// Reason why a call failed; the text names no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum QueueError {
     UnknownQueue,
@@ -71,7 +71,7 @@ pub enum QueueError {
     TooMany {
         queues_max: u64,
     },
-    /// The account's queues and rules together are larger than what is kept.
+    /// The account's queues and rules together exceed the largest stored text.
     TooLarge,
     /// Other calls change the account's queues at the same time.
     Busy,
@@ -111,7 +111,7 @@ impl From<BrokerError> for QueueError {
     }
 }
 
-/// The broker did not do what it was asked; the reason holds no credential.
+/// Error of a request to the broker; the reason holds no credential.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerError(pub(super) String);
 

@@ -1,4 +1,4 @@
-//! The calls that list and change queues, and the upkeep of them.
+//! Calls that list and change queues, and their upkeep.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicUsize;
@@ -11,51 +11,52 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 use url::Url;
 
-use super::broker::{Broker, Counts};
-use super::consumers::{BrokerRequest, Denial, Denials, SeenKeys, check};
+use super::broker::{QueueBroker, QueueCounts};
+use super::consumers::{BrokerDenial, BrokerDenials, BrokerRequest, SeenKeys, check};
 use super::definitions::{Definitions, new_id};
-use super::management::Management;
-use super::{BrokerError, BrokerQueue, Catalog, Found, QueueError, upkeep};
+use super::management::ManagementApi;
+use super::{BrokerError, BrokerQueue, QueueCatalog, QueueError, QueueLookup, upkeep};
 use crate::accounts::{Account, Accounts};
 use crate::model::{AccountId, AmqpUrl, Capability};
 use crate::origin::history::{BoxFuture, HistoryStore, StoreError, StoredQueues};
-use crate::origin::targets::{Brokers, Delivery, Outcome};
-use crate::telemetry::OFTEN;
+use crate::origin::targets::{AmqpBrokers, DeliveryOutcome, TargetDelivery};
+use crate::telemetry::RATE_LIMITED;
 
-/// A change that another node has made and could not tell is known by then.
+/// Interval at which the store is read for changes of which other nodes could not notify this one.
 const REFRESH: Duration = Duration::from_secs(5);
-/// Connections whose key was revoked or narrowed are found by then.
+/// Interval at which connections with revoked or narrowed keys are searched.
 const CONNECTIONS: Duration = Duration::from_secs(15);
-/// Events for queues wait for so long on a node without a broker.
+/// Time that events for queues wait on a node without a broker.
 const NO_BROKER: Duration = Duration::from_secs(10);
 /// Attempts to store a change while other nodes store theirs.
 const ATTEMPTS: usize = 8;
 
-/// Tells all other nodes that the queues in the store have changed; resolves when they have read them.
-pub type PeersTold = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+/// Notifies all other nodes that the queues in the store have changed; resolves once they have read them.
+pub type PeerNotifier = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The queues of all accounts. Cheap to clone.
 #[derive(Clone)]
 pub struct Queues {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<QueuesInner>,
 }
 
-pub(super) struct Inner {
-    pub(super) catalog: Catalog,
+pub(super) struct QueuesInner {
+    pub(super) catalog: QueueCatalog,
     pub(super) accounts: Arc<Accounts>,
-    /// None: what is owed to queues waits in the outbox.
-    pub(super) broker: Option<Broker>,
+    /// Broker of the queues; `None` if events for queues wait in the outbox.
+    pub(super) broker: Option<QueueBroker>,
     store: Arc<dyn HistoryStore>,
     store_wait: Duration,
-    /// One change at a time on this node.
+    /// Lock: one change at a time on this node.
     changes: Mutex<()>,
-    peers: OnceLock<PeersTold>,
-    denials: Denials,
-    /// Names on the broker of queues that were made anew there, how often, until the store is known to have them still.
+    peers: OnceLock<PeerNotifier>,
+    denials: BrokerDenials,
+    /// Queues recreated on the broker, by their name there, with how often. A queue stays listed until the store is known to still have
+    /// it.
     pub(super) unsettled: parking_lot::Mutex<HashMap<Box<str>, u64>>,
-    /// Queues that looked like strays in the last round of the upkeep.
+    /// Queues that looked like strays in the last round of upkeep.
     pub(super) strays: parking_lot::Mutex<HashSet<Box<str>>>,
-    /// Queues that all earlier rounds of the upkeep have looked at.
+    /// Total of queues that all earlier rounds of upkeep have checked.
     pub(super) looked_at: AtomicUsize,
 }
 
@@ -63,34 +64,34 @@ pub(super) struct Inner {
 #[derive(Debug, Clone)]
 pub struct BrokerAddresses {
     pub amqp: AmqpUrl,
-    /// `http(s)://user:password@host:port`, of a user that is an administrator there.
+    /// `http(s)://user:password@host:port`; the user must be an administrator of the broker.
     pub management: Url,
 }
 
 impl Queues {
-    /// Reads the queues in the store; the broker is not asked for anything yet. Without one the queues are known, and nothing else.
+    /// Reads the queues in the store, without a request to the broker. With no broker the queues are only listed.
     ///
     /// # Errors
     /// The store cannot be read.
     pub async fn open(
-        broker: Option<(&BrokerAddresses, &Brokers, Client)>,
+        broker: Option<(&BrokerAddresses, &AmqpBrokers, Client)>,
         store: &Arc<dyn HistoryStore>,
         accounts: &Arc<Accounts>,
         store_wait: Duration,
     ) -> Result<Self, StoreError> {
         let broker = broker.map(|(addresses, brokers, client)| {
-            let management = Management::new(client, &addresses.management, addresses.amqp.vhost());
-            Broker { brokers: brokers.clone(), url: addresses.amqp.clone(), management }
+            let management = ManagementApi::new(client, &addresses.management, addresses.amqp.vhost());
+            QueueBroker { brokers: brokers.clone(), url: addresses.amqp.clone(), management }
         });
-        let inner = Inner {
-            catalog: Catalog::default(),
+        let inner = QueuesInner {
+            catalog: QueueCatalog::default(),
             accounts: Arc::clone(accounts),
             broker,
             store: Arc::clone(store),
             store_wait,
             changes: Mutex::default(),
             peers: OnceLock::new(),
-            denials: Denials::new(),
+            denials: BrokerDenials::new(),
             unsettled: parking_lot::Mutex::default(),
             strays: parking_lot::Mutex::default(),
             looked_at: AtomicUsize::new(0),
@@ -99,60 +100,60 @@ impl Queues {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The connections to its broker and others.
-    pub fn brokers(&self) -> Option<&Brokers> {
+    /// Connections to the broker of the queues, and to other brokers.
+    pub fn brokers(&self) -> Option<&AmqpBrokers> {
         self.inner.broker.as_ref().map(|broker| &broker.brokers)
     }
 
-    /// The node has a broker for them.
+    /// Returns whether the node has a broker for queues.
     pub fn has_broker(&self) -> bool {
         self.inner.broker.is_some()
     }
 
-    /// To be called once, where there may be other nodes.
-    pub fn tell_peers_by(&self, peers: PeersTold) {
+    /// Sets the notifier of other nodes; to be called once, if there may be any.
+    pub fn set_peer_notifier(&self, peers: PeerNotifier) {
         self.inner.peers.set(peers).ok();
     }
 
-    pub fn catalog(&self) -> &Catalog {
+    pub fn catalog(&self) -> &QueueCatalog {
         &self.inner.catalog
     }
 
-    /// Reads the store again.
+    /// Reads the store for changes.
     pub async fn refresh(&self) -> Result<(), StoreError> {
         self.inner.refresh().await
     }
 
-    /// Looks for changes in the store again and again; returns at once where no other node has it.
+    /// Reads the store for changes periodically; returns at once if no other node shares it.
     pub async fn follow_store(self) {
         while self.inner.store.is_shared() {
             tokio::time::sleep(REFRESH).await;
             if let Err(error) = self.refresh().await {
-                tracing::warn!(target: OFTEN, %error, "the queues in the store were not read");
+                tracing::warn!(target: RATE_LIMITED, %error, "the queues in the store were not read");
             }
         }
     }
 
-    /// Never returns: closes connections of keys to the broker that may not be there any more.
+    /// Closes connections of keys that have lost their permission to the broker, periodically; never returns.
     pub async fn watch_connections(self) {
         let mut seen = SeenKeys::default();
         loop {
-            // Also before there is a queue, so that a broker that cannot be used is told at the start.
+            // Runs also before any queue exists, so that an unusable broker is logged at the start.
             if let Err(error) = self.inner.close_forbidden(&mut seen).await {
-                tracing::warn!(target: OFTEN, %error, "connections to the broker were not looked at");
+                tracing::warn!(target: RATE_LIMITED, %error, "connections to the broker were not looked at");
             }
             tokio::time::sleep(CONNECTIONS).await;
         }
     }
 
-    /// The queues that the capability covers; with `all` those too that are not fed.
+    /// Lists the queues that the capability covers; with `all` also the disabled ones.
     pub fn list(&self, account: &AccountId, capability: &Capability, all: bool) -> Vec<Queue> {
         let of_account = self.inner.catalog.of(account);
         let covered = of_account.definitions.queues.iter().filter(|found| found.is_covered_by(capability));
         covered.map(|found| found.queue.clone()).filter(|queue| all || queue.enabled).collect()
     }
 
-    /// Makes the queue, also on the broker, or edits the one of that name.
+    /// Creates the queue, also on the broker, or edits the one of that name.
     pub async fn put(
         &self,
         account: &Account,
@@ -163,7 +164,7 @@ impl Queues {
             definitions.put(&account.id, &request, account.queue_limit, capability)
         };
         let planned = self.inner.plan(&account.id, put)?;
-        // It may be there already: what a call that fails from here on leaves is nobody's to delete.
+        // The queue may exist already, so a call that fails from here on deletes nothing.
         self.inner.broker()?.declare(&BrokerQueue::of(&planned)).await?;
         let queue = self.inner.change(&account.id, put).await?;
         self.inner.apply_bound(&queue).await?;
@@ -177,7 +178,7 @@ impl Queues {
         id: &str,
     ) -> Result<QueueState, QueueError> {
         let queue = self.inner.catalog.of(account).definitions.covered(id, capability)?.queue.clone();
-        let Counts { ready, consumers, unacknowledged, dead_letters } =
+        let QueueCounts { ready, consumers, unacknowledged, dead_letters } =
             self.inner.broker()?.count(&BrokerQueue::of(&queue)).await?;
         Ok(QueueState { queue, ready, consumers, unacknowledged, dead_letters })
     }
@@ -208,10 +209,11 @@ impl Queues {
         let queue = self.inner.plan(account, remove)?;
         let on_broker = BrokerQueue::of(&queue);
         let broker = self.inner.broker()?;
-        // First, so that a broker that cannot be reached leaves all as it was.
+        // First, so that an unreachable broker leaves everything unchanged.
         broker.delete(&on_broker).await?;
         self.inner.change(account, remove).await?;
-        // An event that was on its way may have made it anew, as may another call since, which is to stay.
+        // An event on its way may have recreated the queue, which is deleted again. Another call may also have created it since; then it
+        // stays.
         if self.inner.catalog.by_physical(&on_broker.physical).is_none()
             && let Err(error) = broker.delete(&on_broker).await
         {
@@ -250,63 +252,63 @@ impl Queues {
     }
 
     /// Makes one attempt to send a batch to a queue.
-    pub async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
+    pub async fn send(&self, queue: &BrokerQueue, delivery: &TargetDelivery) -> DeliveryOutcome {
         self.inner.send(queue, delivery).await
     }
 
-    /// The answer to a question of the broker; a refusal is logged with its reason.
+    /// Answers a request of the broker; a refusal is logged with its reason.
     pub fn allows(&self, request: BrokerRequest<'_>) -> bool {
-        let Inner { accounts, catalog, broker, denials, .. } = &*self.inner;
-        let vhost = broker.as_ref().map(|broker| broker.url.vhost()).ok_or(Denial::NoBroker);
+        let QueuesInner { accounts, catalog, broker, denials, .. } = &*self.inner;
+        let vhost = broker.as_ref().map(|broker| broker.url.vhost()).ok_or(BrokerDenial::NoBroker);
         let checked = vhost.and_then(|vhost| check(accounts, catalog, vhost, request));
-        checked.inspect_err(|denial| denials.note(*denial, request, accounts)).is_ok()
+        checked.inspect_err(|denial| denials.record(*denial, request, accounts)).is_ok()
     }
 }
 
-impl Inner {
-    pub(super) fn broker(&self) -> Result<&Broker, QueueError> {
+impl QueuesInner {
+    pub(super) fn broker(&self) -> Result<&QueueBroker, QueueError> {
         self.broker.as_ref().ok_or_else(|| BrokerError("there is none".to_owned()).into())
     }
 
-    /// Reads the rows that have changed. One that cannot be read is told, and changes nothing.
+    /// Reads the rows that have changed. A row that cannot be read is logged and changes nothing.
     pub(super) async fn refresh(&self) -> Result<(), StoreError> {
         let (store, known) = (Arc::clone(&self.store), self.catalog.revisions());
         let read = tokio::task::spawn_blocking(move || store.queues(&known));
         let rows: BoxFuture<'static, _> =
             Box::pin(async { read.await.unwrap_or_else(|error| Err(StoreError::failed(error))) });
-        self.catalog.take(self.in_time(rows).await?);
+        self.catalog.apply_rows(self.in_time(rows).await?);
         Ok(())
     }
 
-    /// Makes one attempt. A queue that the broker does not have is made anew, unless it was deleted meanwhile.
-    async fn send(&self, queue: &BrokerQueue, delivery: &Delivery) -> Outcome {
+    /// Makes one attempt. A queue that is missing on the broker is recreated, unless it was deleted meanwhile.
+    async fn send(&self, queue: &BrokerQueue, delivery: &TargetDelivery) -> DeliveryOutcome {
         let Some(broker) = &self.broker else {
             let reason = "account has queues and this node has no broker (--amqp-url)".to_owned();
-            return Outcome::Unavailable { reason, after: NO_BROKER };
+            return DeliveryOutcome::Unavailable { reason, after: NO_BROKER };
         };
         if let Some(outcome) = broker.send(queue, delivery).await {
             return outcome;
         }
-        match self.make_anew(queue).await {
+        match self.recreate(queue).await {
             Ok(true) => {
-                upkeep::tell_repaired("queue", queue);
-                Outcome::retry("the queue was missing on the broker")
+                upkeep::report_repaired("queue", queue);
+                DeliveryOutcome::retry("the queue was missing on the broker")
             }
-            Ok(false) => Outcome::retry("the queue was deleted"),
-            Err(error) => Outcome::retry(error.to_string()),
+            Ok(false) => DeliveryOutcome::retry("the queue was deleted"),
+            Err(error) => DeliveryOutcome::retry(error.to_string()),
         }
     }
 
-    /// Gives the queue on the broker the bound that it has by now.
+    /// Sets the queue's present bound on the broker.
     async fn apply_bound(&self, queue: &Queue) -> Result<(), QueueError> {
         let account = AccountId::new(&queue.account_id);
         match self.catalog.find(&account, &queue.id) {
-            Found::Queue(queue) => Ok(self.broker()?.set_max_length(&queue).await?),
-            Found::Deleted | Found::Unknown => Err(QueueError::UnknownQueue),
+            QueueLookup::Queue(queue) => Ok(self.broker()?.set_max_length(&queue).await?),
+            QueueLookup::Deleted | QueueLookup::Unknown => Err(QueueError::UnknownQueue),
         }
     }
 
-    /// The result of the change, without making it.
+    /// Returns the result of the change without making it.
     fn plan<T>(
         &self,
         account: &AccountId,
@@ -315,7 +317,7 @@ impl Inner {
         change(&mut self.catalog.of(account).definitions.clone())
     }
 
-    /// Makes the change, in the store and on every node, upon what the store has.
+    /// Makes the change, in the store and on every node, based on the stored definitions.
     async fn change<T>(
         &self,
         account: &AccountId,
@@ -328,11 +330,11 @@ impl Inner {
             let changed = change(&mut definitions)?;
             if definitions.queues != known.definitions.queues {
                 definitions.change = new_id();
-                if !self.is_stored(account, known.revision + 1, definitions).await? {
+                if !self.try_store(account, known.revision + 1, definitions).await? {
                     continue;
                 }
             }
-            // Also what was stored by a call that failed afterwards.
+            // Also for a change that an earlier call stored before it failed.
             if let Some(peers) = self.peers.get() {
                 peers().await;
             }
@@ -341,8 +343,8 @@ impl Inner {
         Err(QueueError::Busy)
     }
 
-    /// Stores the definitions if they follow what the store has; false: it has others, which are known now.
-    async fn is_stored(
+    /// Stores the definitions if the stored revision is the one before. Returns false if another change came first, which is then loaded.
+    async fn try_store(
         &self,
         account: &AccountId,
         revision: u64,
@@ -355,7 +357,7 @@ impl Inner {
             self.catalog.set(account, revision, definitions);
             return Ok(true);
         }
-        // An answer that was lost may be that of this change.
+        // The lost answer may be that of this change.
         let read = self.refresh().await;
         if self.catalog.of(account).definitions.change == definitions.change {
             return Ok(true);

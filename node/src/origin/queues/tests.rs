@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use fanfare_proto::queue::{Filter, FilterSource, QueueEdit, QueueRequest, RuleRequest};
 
-use super::consumers::{Denial, SeenKeys, check};
+use super::consumers::{BrokerDenial, SeenKeys, check};
 use super::definitions::Definitions;
 use super::*;
 use crate::accounts::Accounts;
 use crate::model::Capability;
 use crate::origin::history::StoredQueues;
-use crate::origin::outbox::{Addressee, Source, TargetId};
+use crate::origin::outbox::{Addressee, EventSource, TargetId};
 
 fn account() -> AccountId {
     AccountId::new("acme")
@@ -37,15 +37,20 @@ fn rule(pattern: &str, filter: Option<Filter>) -> RuleRequest {
     RuleRequest { source_pattern: pattern.to_owned(), filter }
 }
 
-/// A catalog with these definitions of the account `acme`.
-fn catalog(definitions: &Definitions) -> Catalog {
-    let catalog = Catalog::default();
+/// Creates a catalog with these definitions of the account `acme`.
+fn catalog(definitions: &Definitions) -> QueueCatalog {
+    let catalog = QueueCatalog::default();
     catalog.set(&account(), 1, definitions.clone());
     catalog
 }
 
-/// The rules by which a queue of the catalog has an event; none: it has not.
-fn fed(catalog: &Catalog, channel: &str, source: Source, name: Option<&str>) -> Vec<Option<Arc<str>>> {
+/// Rules by which a queue of the catalog receives an event; empty if none does.
+fn fed(
+    catalog: &QueueCatalog,
+    channel: &str,
+    source: EventSource,
+    name: Option<&str>,
+) -> Vec<Option<Arc<str>>> {
     let feeds = catalog.feeds(&account(), channel, source);
     feeds.iter().filter_map(|feed| feed.addressee(name)).map(|addressee| addressee.rule_id).collect()
 }
@@ -115,17 +120,17 @@ fn queue_without_rules_is_fed_every_message() {
     let mut definitions = Definitions::default();
     let queue = definitions.put(&account(), &request("q"), None, &everything()).expect("made");
     let catalog = catalog(&definitions);
-    assert_eq!(fed(&catalog, "#", Source::Message, None), [None]);
-    assert_eq!(fed(&catalog, "a", Source::Presence, Some("enter")), []);
-    assert!(catalog.feeds(&AccountId::new("other"), "a", Source::Message).is_empty());
-    let feeds = catalog.feeds(&account(), "a", Source::Message);
+    assert_eq!(fed(&catalog, "#", EventSource::Message, None), [None]);
+    assert_eq!(fed(&catalog, "a", EventSource::Presence, Some("enter")), []);
+    assert!(catalog.feeds(&AccountId::new("other"), "a", EventSource::Message).is_empty());
+    let feeds = catalog.feeds(&account(), "a", EventSource::Message);
     let expected = Addressee { target: TargetId::of_queue(&account(), &queue.id), rule_id: None };
     assert_eq!(feeds[0].addressee(Some("n")), Some(expected));
     let paused = QueueEdit { enabled: Some(false), ..QueueEdit::default() };
     definitions.edit(&queue.id, paused, &everything()).expect("paused");
     catalog.set(&account(), 2, definitions);
-    assert!(catalog.feeds(&account(), "a", Source::Message).is_empty(), "it is paused");
-    assert!(matches!(catalog.find(&account(), &queue.id), Found::Queue(_)), "what it is owed is sent");
+    assert!(catalog.feeds(&account(), "a", EventSource::Message).is_empty(), "it is paused");
+    assert!(matches!(catalog.find(&account(), &queue.id), QueueLookup::Queue(_)), "what it is owed is sent");
 }
 
 #[test]
@@ -145,19 +150,19 @@ fn first_rule_that_matches_feeds_an_event_once() {
         let expected: Vec<_> = expected.into_iter().cloned().map(Some).collect();
         assert_eq!(fed(&catalog, channel, source, name), expected, "{channel} {source:?} {name:?}");
     };
-    expect("orders:1", Source::Message, Some("paid-late"), Some(&paid));
-    expect("orders:1", Source::Message, Some("new"), Some(&all));
-    expect("orders:1", Source::Message, None, Some(&all));
-    expect("orders:1", Source::Presence, Some("enter"), None);
-    expect("room", Source::Presence, Some("enter"), Some(&entered));
-    expect("room", Source::Presence, Some("leave"), None);
-    expect("room", Source::Message, None, None);
-    expect("room*", Source::Message, Some("enter"), None);
+    expect("orders:1", EventSource::Message, Some("paid-late"), Some(&paid));
+    expect("orders:1", EventSource::Message, Some("new"), Some(&all));
+    expect("orders:1", EventSource::Message, None, Some(&all));
+    expect("orders:1", EventSource::Presence, Some("enter"), None);
+    expect("room", EventSource::Presence, Some("enter"), Some(&entered));
+    expect("room", EventSource::Presence, Some("leave"), None);
+    expect("room", EventSource::Message, None, None);
+    expect("room*", EventSource::Message, Some("enter"), None);
 }
 
 #[test]
 fn catalog_takes_up_what_is_newer() {
-    let catalog = Catalog::default();
+    let catalog = QueueCatalog::default();
     let mut definitions = Definitions::default();
     let queue = definitions.put(&account(), &request("q"), None, &everything()).expect("made");
     let row = |revision, definitions: &str| StoredQueues {
@@ -166,15 +171,15 @@ fn catalog_takes_up_what_is_newer() {
         definitions: definitions.into(),
     };
     let text = definitions.to_text().expect("a text");
-    assert_eq!(catalog.find(&account(), &queue.id), Found::Unknown);
-    catalog.take(vec![row(2, &text)]);
-    assert!(matches!(catalog.find(&account(), &queue.id), Found::Queue(_)));
-    catalog.take(vec![row(1, r#"{"queues":[]}"#)]);
-    assert!(matches!(catalog.find(&account(), &queue.id), Found::Queue(_)));
-    catalog.take(vec![row(3, "{")]);
-    assert!(matches!(catalog.find(&account(), &queue.id), Found::Queue(_)));
-    catalog.take(vec![row(3, r#"{"queues":[]}"#)]);
-    assert_eq!(catalog.find(&account(), &queue.id), Found::Deleted);
+    assert_eq!(catalog.find(&account(), &queue.id), QueueLookup::Unknown);
+    catalog.apply_rows(vec![row(2, &text)]);
+    assert!(matches!(catalog.find(&account(), &queue.id), QueueLookup::Queue(_)));
+    catalog.apply_rows(vec![row(1, r#"{"queues":[]}"#)]);
+    assert!(matches!(catalog.find(&account(), &queue.id), QueueLookup::Queue(_)));
+    catalog.apply_rows(vec![row(3, "{")]);
+    assert!(matches!(catalog.find(&account(), &queue.id), QueueLookup::Queue(_)));
+    catalog.apply_rows(vec![row(3, r#"{"queues":[]}"#)]);
+    assert_eq!(catalog.find(&account(), &queue.id), QueueLookup::Deleted);
 }
 
 const DIRECTORY: &str = r#"
@@ -208,7 +213,7 @@ const DIRECTORY: &str = r#"
 "#;
 
 #[test]
-fn broker_is_told_which_key_may_consume_and_the_log_why_not() {
+fn only_permitted_keys_may_consume_and_denials_have_reasons() {
     let accounts = Accounts::from_text(DIRECTORY).expect("a directory");
     let mut definitions = Definitions::default();
     definitions.put(&account(), &request("every"), None, &everything()).expect("made");
@@ -219,20 +224,20 @@ fn broker_is_told_which_key_may_consume_and_the_log_why_not() {
     for (username, password, expected) in [
         ("all", "s.1", Ok(())),
         ("orders", "s.2", Ok(())),
-        ("all", "s.1.all", Err(Denial::BadSecret)),
-        ("all", "", Err(Denial::BadSecret)),
-        ("revoked", "s.3", Err(Denial::RevokedKey)),
-        ("revoked", "s.1", Err(Denial::BadSecret)),
-        ("lacks", "s.4", Err(Denial::NoCapability)),
-        ("nobody", "s.1", Err(Denial::UnknownKey)),
+        ("all", "s.1.all", Err(BrokerDenial::BadSecret)),
+        ("all", "", Err(BrokerDenial::BadSecret)),
+        ("revoked", "s.3", Err(BrokerDenial::RevokedKey)),
+        ("revoked", "s.1", Err(BrokerDenial::BadSecret)),
+        ("lacks", "s.4", Err(BrokerDenial::NoCapability)),
+        ("nobody", "s.1", Err(BrokerDenial::UnknownKey)),
     ] {
         assert_eq!(asked(BrokerRequest::User { username, password }), expected, "{username} {password}");
     }
     for (username, vhost, expected) in [
         ("all", "/", Ok(())),
-        ("all", "v", Err(Denial::OtherVhost)),
-        ("lacks", "/", Err(Denial::NoCapability)),
-        ("nobody", "/", Err(Denial::UnknownKey)),
+        ("all", "v", Err(BrokerDenial::OtherVhost)),
+        ("lacks", "/", Err(BrokerDenial::NoCapability)),
+        ("nobody", "/", Err(BrokerDenial::UnknownKey)),
     ] {
         assert_eq!(asked(BrokerRequest::Vhost { username, vhost }), expected, "{username} {vhost}");
     }
@@ -244,14 +249,14 @@ fn broker_is_told_which_key_may_consume_and_the_log_why_not() {
         ("all", "acme:every:dead", Ok(())),
         ("all", "acme:some", Ok(())),
         ("orders", "acme:some", Ok(())),
-        ("orders", "acme:every", Err(Denial::NotCovered)),
-        ("other", "acme:every", Err(Denial::OtherAccount)),
-        ("other", "other:every", Err(Denial::UnknownQueue)),
-        ("revoked", "acme:every", Err(Denial::RevokedKey)),
-        ("all", "acme:missing", Err(Denial::UnknownQueue)),
-        ("all", "acme", Err(Denial::UnknownQueue)),
-        ("all", "acme:every:dead:dead", Err(Denial::UnknownQueue)),
-        ("all", "internal", Err(Denial::UnknownQueue)),
+        ("orders", "acme:every", Err(BrokerDenial::NotCovered)),
+        ("other", "acme:every", Err(BrokerDenial::OtherAccount)),
+        ("other", "other:every", Err(BrokerDenial::UnknownQueue)),
+        ("revoked", "acme:every", Err(BrokerDenial::RevokedKey)),
+        ("all", "acme:missing", Err(BrokerDenial::UnknownQueue)),
+        ("all", "acme", Err(BrokerDenial::UnknownQueue)),
+        ("all", "acme:every:dead:dead", Err(BrokerDenial::UnknownQueue)),
+        ("all", "internal", Err(BrokerDenial::UnknownQueue)),
     ] {
         assert_eq!(resource(username, "queue", name, "read"), expected, "{username} {name}");
     }
@@ -259,7 +264,7 @@ fn broker_is_told_which_key_may_consume_and_the_log_why_not() {
         [("queue", "write"), ("queue", "configure"), ("exchange", "read"), ("topic", "read")]
     {
         let refused = resource("all", kind, "acme:every", permission);
-        assert_eq!(refused, Err(Denial::NotReading), "{kind} {permission}");
+        assert_eq!(refused, Err(BrokerDenial::NotReading), "{kind} {permission}");
     }
-    assert_eq!(asked(BrokerRequest::Topic { username: "all" }), Err(Denial::NotReading));
+    assert_eq!(asked(BrokerRequest::Topic { username: "all" }), Err(BrokerDenial::NotReading));
 }

@@ -1,34 +1,34 @@
-//! The upkeep of the queues on the broker: those that are missing there are made anew, and bounds that differ there are set again.
+//! Upkeep of the queues on the broker: missing ones are recreated, and wrong bounds are set again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::broker::Broker;
-use super::management::Policy;
-use super::service::{Inner, Queues};
-use super::{BrokerQueue, Catalog, QueueError};
+use super::broker::QueueBroker;
+use super::management::QueuePolicy;
+use super::service::{Queues, QueuesInner};
+use super::{BrokerQueue, QueueCatalog, QueueError};
 use crate::accounts::Directory;
 use crate::model::random_bytes;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
 const ROUND: Duration = Duration::from_secs(30);
-/// A round ends after so many failures; the next one begins behind them.
+/// Failures that end a round; the next round continues after them.
 const FAILURES_MAX: usize = 8;
 
 impl Queues {
-    /// Never returns.
+    /// Runs rounds of upkeep; never returns.
     pub async fn keep_up(self) {
         loop {
             tokio::time::sleep(ROUND).await;
             if let Err(error) = self.inner.keep_up().await {
-                tracing::warn!(target: OFTEN, %error, "queues on the broker were not all looked at");
+                tracing::warn!(target: RATE_LIMITED, %error, "queues on the broker were not all looked at");
             }
         }
     }
 }
 
-impl Inner {
+impl QueuesInner {
     /// Makes one round.
     pub(super) async fn keep_up(&self) -> Result<(), QueueError> {
         let unsettled = self.unsettled.lock().clone();
@@ -36,16 +36,16 @@ impl Inner {
         if let Err(QueueError::Store(_)) = &settled {
             return settled;
         }
-        // Before the broker is asked, so that each has been declared there.
+        // Taken before the broker's list, so that each of these queues has been declared there.
         let mut queues = self.catalog.all();
         let management = &self.broker()?.management;
         let names = management.queues().await?.into_iter().collect();
         let policies = management.policies().await?;
         let policies = policies.into_iter().map(|policy| (policy.name.clone(), policy)).collect();
-        let found = Found { names, policies };
+        let found = BrokerInventory { names, policies };
         let (mut outcome, mut failures) = (settled, 0);
         if !queues.is_empty() {
-            outcome = outcome.and(self.keep_policy_of_the_dead(&found).await);
+            outcome = outcome.and(self.keep_dead_letter_policy(&found).await);
             queues.sort_unstable_by(|one, other| one.physical.cmp(&other.physical));
             let start = self.looked_at.load(Ordering::Relaxed) % queues.len();
             queues.rotate_left(start);
@@ -59,13 +59,14 @@ impl Inner {
                 break;
             }
         }
-        self.tell_strays(&found);
+        self.report_strays(&found);
         outcome
     }
 
-    /// A queue that another node is making or deleting looks like a stray for a moment, but not in two rounds.
-    fn tell_strays(&self, found: &Found) {
-        // By now, so that those that were stored since the round began are not among them.
+    /// Logs queues that look like strays in two successive rounds. A queue that another node is creating or deleting looks so only for a
+    /// moment.
+    fn report_strays(&self, found: &BrokerInventory) {
+        // With the present catalog, so that queues stored since the round began are left out.
         let now: HashSet<Box<str>> =
             found.strays(&self.accounts.current(), &self.catalog).map(Box::from).collect();
         let before = std::mem::replace(&mut *self.strays.lock(), now.clone());
@@ -73,40 +74,41 @@ impl Inner {
         metrics::gauge!("fanfare_queue_strays").set(strays.len() as f64);
         if let Some(queue) = strays.first() {
             let count = strays.len();
-            tracing::warn!(target: OFTEN, %queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
+            tracing::warn!(target: RATE_LIMITED, %queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
         }
     }
 
-    async fn keep_up_one(&self, queue: &BrokerQueue, found: &Found) -> Result<(), QueueError> {
+    async fn keep_up_one(&self, queue: &BrokerQueue, found: &BrokerInventory) -> Result<(), QueueError> {
         if !found.has(queue) {
-            if self.make_anew(queue).await? {
-                tell_repaired("queue", queue);
+            if self.recreate(queue).await? {
+                report_repaired("queue", queue);
             }
             return Ok(());
         }
-        // By now: a change may have come since the round began.
+        // The definition may have changed since the round began.
         let Some(present) = self.catalog.by_physical(&queue.physical) else { return Ok(()) };
-        if found.policies.get(&*Broker::policy_name(&present)) == Broker::bound(&present).as_ref() {
+        if found.policies.get(&*QueueBroker::policy_name(&present)) == QueueBroker::bound(&present).as_ref() {
             return Ok(());
         }
         self.broker()?.set_max_length(&present).await?;
-        tell_repaired("policy", queue);
+        report_repaired("policy", queue);
         Ok(())
     }
 
-    async fn keep_policy_of_the_dead(&self, found: &Found) -> Result<(), QueueError> {
-        let expected = Broker::bound_of_the_dead();
+    async fn keep_dead_letter_policy(&self, found: &BrokerInventory) -> Result<(), QueueError> {
+        let expected = QueueBroker::dead_letter_bound();
         if found.policies.get(&expected.name) != Some(&expected) {
             self.broker()?.management.put_policy(&expected).await?;
         }
         Ok(())
     }
 
-    /// Makes a queue that the broker lacks, with the bound of now. False: it was deleted, and is not on the broker.
+    /// Recreates a queue that the broker lacks, with its present bound. Returns false if the queue was deleted, and then removes it from
+    /// the broker.
     ///
-    /// Another node that deletes a queue does so on the broker before it changes the store, and once more afterwards. So a queue that the
-    /// store still has once it is made is either to stay, or is deleted by that node later.
-    pub(super) async fn make_anew(&self, queue: &BrokerQueue) -> Result<bool, QueueError> {
+    /// Another node that deletes a queue does so on the broker before it changes the store, and once more afterwards. So if the store
+    /// still has the queue after this call has created it, the queue either stays, or that node deletes it later.
+    pub(super) async fn recreate(&self, queue: &BrokerQueue) -> Result<bool, QueueError> {
         let broker = self.broker()?;
         let made = match self.catalog.by_physical(&queue.physical) {
             Some(present) => broker.declare(&present).await,
@@ -123,8 +125,8 @@ impl Inner {
         Ok(self.catalog.by_physical(&queue.physical).is_some())
     }
 
-    /// Deletes those of these queues on the broker, which were made anew there, that the store does not have; the upkeep looks again at
-    /// those of which this is not known, or which the broker did not delete.
+    /// Deletes recreated queues on the broker that the store does not have. The next round retries those for which the store did not
+    /// answer, or which the broker did not delete.
     async fn settle(&self, unsettled: HashMap<Box<str>, u64>) -> Result<(), QueueError> {
         if unsettled.is_empty() {
             return Ok(());
@@ -145,7 +147,7 @@ impl Inner {
                 continue;
             }
             let mut unsettled = self.unsettled.lock();
-            // Made once more meanwhile: the store is to be asked again.
+            // If the queue was recreated once more meanwhile, the store must be asked again.
             if unsettled.get(&physical) == Some(&times) {
                 unsettled.remove(&physical);
             }
@@ -154,21 +156,21 @@ impl Inner {
     }
 }
 
-/// The queues and policies of the broker at the beginning of a round.
-struct Found {
+/// Queues and policies of the broker at the beginning of a round.
+struct BrokerInventory {
     names: HashSet<String>,
-    policies: HashMap<String, Policy>,
+    policies: HashMap<String, QueuePolicy>,
 }
 
-impl Found {
-    /// The broker has the queue and that of its dead letters.
+impl BrokerInventory {
+    /// Returns whether the broker has the queue and its dead-letter queue.
     fn has(&self, queue: &BrokerQueue) -> bool {
         self.names.contains(&*queue.physical) && self.names.contains(&queue.dead())
     }
 
-    /// Queues with dead letters that are named like one of an account, and are none. A call that ended half-way leaves one, and somebody may
-    /// have made one by hand.
-    fn strays(&self, directory: &Directory, catalog: &Catalog) -> impl Iterator<Item = &str> {
+    /// Returns queues with a dead-letter queue that are named like those of an account and that the store does not have. An interrupted
+    /// call leaves one, and an operator may have created one by hand.
+    fn strays(&self, directory: &Directory, catalog: &QueueCatalog) -> impl Iterator<Item = &str> {
         let is_stray = move |name: &&str| {
             let queue = BrokerQueue::unbound((*name).into());
             let account = BrokerQueue::parse(name).map(|(account, _)| account);
@@ -180,7 +182,7 @@ impl Found {
     }
 }
 
-pub(super) fn tell_repaired(kind: &'static str, queue: &BrokerQueue) {
+pub(super) fn report_repaired(kind: &'static str, queue: &BrokerQueue) {
     metrics::counter!("fanfare_queue_repairs_total", "kind" => kind).increment(1);
-    tracing::warn!(target: OFTEN, kind, queue = %queue.physical, "queue on the broker was missing or changed, and is repaired");
+    tracing::warn!(target: RATE_LIMITED, kind, queue = %queue.physical, "queue on the broker was missing or changed, and is repaired");
 }

@@ -1,8 +1,8 @@
-//! Publishes to AMQP brokers: one connection for each address, and a channel for each message that is under way.
+//! Publishes to AMQP brokers: one connection for each address, and a channel for each message under way.
 //!
-//! A message counts as delivered when the broker has confirmed it. A channel carries one message at a time, so that a confirmation or
-//! a return is that message's, and so that an error of the broker, which ends the channel, is that message's alone. A broker that
-//! cannot be reached, or that blocks publishers, is unavailable for all targets there, and is connected to again after a growing wait.
+//! A message counts as delivered when the broker has confirmed it. A channel carries one message at a time, so a confirmation, a return,
+//! or a channel error belongs to that message alone. A broker that is unreachable or blocks publishers is unavailable for all its targets,
+//! and reconnected after a growing wait.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -24,24 +24,24 @@ use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore};
 use tokio::time::{Instant, timeout};
 
-use super::{Delivery, Outcome};
+use super::{DeliveryOutcome, TargetDelivery};
 use crate::accounts::{AmqpTarget, TemplateValues};
 use crate::model::AmqpUrl;
 
-/// For the connection and its handshakes.
+/// Time limit for the connection and its handshakes.
 const CONNECT: Duration = Duration::from_secs(5);
-/// A broker that is silent for twice as long is gone.
+/// Heartbeat interval; a broker that is silent for twice as long counts as disconnected.
 const HEARTBEAT_S: u16 = 10;
-/// Messages under way at one broker, as far as it allows so many channels.
+/// Messages under way at one broker, if it allows as many channels.
 const CHANNELS_MAX: u16 = 1_024;
-/// Channels beside those of messages.
+/// Channels beside those for messages.
 const CHANNELS_APART: u16 = 8;
-/// The wait after a first failure to connect; doubled with each further one.
+/// Wait after a first failure to connect; doubled with each further one.
 const RECONNECT: Duration = Duration::from_millis(500);
 const RECONNECT_MAX: Duration = Duration::from_secs(10);
-/// A broker that blocks publishers is asked again after this time.
+/// Wait before a broker that blocks publishers is tried again.
 const BLOCKED: Duration = Duration::from_secs(1);
-/// Connections that served nothing for so long are closed when another one is opened.
+/// Time after which an unused connection is closed, when another one is opened.
 const UNUSED: Duration = Duration::from_secs(60);
 const IS_BLOCKED: &str = "the broker blocks publishers (connection.blocked)";
 const REASON_CHARACTERS: usize = 200;
@@ -51,27 +51,27 @@ const NOT_FOUND: u16 = 404;
 
 /// The connections to all brokers. Cheap to clone.
 #[derive(Clone)]
-pub struct Brokers {
+pub struct AmqpBrokers {
     node_id: Arc<str>,
-    brokers: Arc<Mutex<HashMap<AmqpUrl, Arc<Broker>>>>,
+    brokers: Arc<Mutex<HashMap<AmqpUrl, Arc<AmqpBroker>>>>,
 }
 
-/// A message on its way to an exchange.
+/// A message to publish to an exchange.
 #[derive(Debug, Clone, Copy)]
-pub struct Publish<'a> {
+pub struct AmqpPublish<'a> {
     pub exchange: &'a str,
     pub routing_key: &'a str,
-    /// From the sending to the confirmation.
+    /// Time limit from the sending to the confirmation.
     pub timeout: Duration,
 }
 
-/// The end of one publish.
+/// Outcome of one publish.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Published {
+pub enum AmqpPublishOutcome {
     Confirmed,
-    /// No queue is bound for it.
+    /// The broker has no queue bound for the message.
     Returned,
-    /// The broker did not take it, or has not answered in time.
+    /// The broker refused the message, or did not answer in time.
     Refused(String),
     Unavailable {
         reason: String,
@@ -79,60 +79,69 @@ pub enum Published {
     },
 }
 
-struct Broker {
+struct AmqpBroker {
     url: AmqpUrl,
     node_id: Arc<str>,
-    link: AsyncMutex<Link>,
+    link: AsyncMutex<BrokerLink>,
     used: Mutex<Instant>,
 }
 
-enum Link {
+enum BrokerLink {
     Unused,
     Failed { at: Instant, failures: u32, reason: String },
-    Up(Arc<Live>),
+    Up(Arc<LiveConnection>),
 }
 
 /// An open connection.
-struct Live {
+struct LiveConnection {
     connection: Connection,
     /// Open channels without a message under way.
     idle: Mutex<Vec<Channel>>,
-    /// For messages under way.
-    places: Semaphore,
+    /// Permits for messages under way.
+    permits: Semaphore,
 }
 
-impl Brokers {
-    /// The node's id stands in the names of its connections at the broker.
+impl AmqpBrokers {
+    /// Creates the pool; the names of its connections at the broker include the node's id.
     pub fn new(node_id: &Arc<str>) -> Self {
         Self { node_id: Arc::clone(node_id), brokers: Arc::default() }
     }
 
-    /// Makes one attempt for a target of the directory. Behind an open connection it is over within the target's `timeout`.
-    pub async fn send(&self, target: &AmqpTarget, delivery: &Delivery) -> Outcome {
+    /// Makes one attempt for a target of the directory. With an open connection it ends within the target's `timeout`.
+    pub async fn send(&self, target: &AmqpTarget, delivery: &TargetDelivery) -> DeliveryOutcome {
         let values = TemplateValues {
             account_id: &delivery.account_id,
             channel: &delivery.channel,
             source: delivery.source,
         };
         let (exchange, routing_key) = (target.exchange.fill(values), target.routing_key.fill(values));
-        let publish = Publish { exchange: &exchange, routing_key: &routing_key, timeout: target.timeout };
+        let publish = AmqpPublish { exchange: &exchange, routing_key: &routing_key, timeout: target.timeout };
         match self.publish(&target.url, publish, delivery).await {
-            Published::Confirmed => Outcome::Delivered,
-            Published::Returned => Outcome::retry("the broker has no queue for the routing key"),
-            Published::Refused(reason) => Outcome::retry(reason),
-            Published::Unavailable { reason, after } => Outcome::Unavailable { reason, after },
+            AmqpPublishOutcome::Confirmed => DeliveryOutcome::Delivered,
+            AmqpPublishOutcome::Returned => {
+                DeliveryOutcome::retry("the broker has no queue for the routing key")
+            }
+            AmqpPublishOutcome::Refused(reason) => DeliveryOutcome::retry(reason),
+            AmqpPublishOutcome::Unavailable { reason, after } => {
+                DeliveryOutcome::Unavailable { reason, after }
+            }
         }
     }
 
     /// Publishes the envelope as a persistent message and waits for its confirmation.
-    pub async fn publish(&self, url: &AmqpUrl, publish: Publish<'_>, delivery: &Delivery) -> Published {
+    pub async fn publish(
+        &self,
+        url: &AmqpUrl,
+        publish: AmqpPublish<'_>,
+        delivery: &TargetDelivery,
+    ) -> AmqpPublishOutcome {
         self.broker(url).publish(publish, delivery).await
     }
 
-    /// Messages that wait in a queue of the broker, and its consumers; none: there is no such queue.
+    /// Counts the waiting messages of a queue and its consumers; `None` if the queue does not exist.
     ///
     /// # Errors
-    /// The broker cannot be reached, or refuses.
+    /// The broker is unreachable, or refuses.
     pub async fn count(&self, url: &AmqpUrl, queue: &str) -> Result<Option<(u64, u64)>, String> {
         let broker = self.broker(url);
         let counted = async {
@@ -140,7 +149,7 @@ impl Brokers {
             if live.connection.status().blocked() {
                 return Err(IS_BLOCKED.to_owned());
             }
-            // Of its own, since a queue that is missing ends it.
+            // A channel of its own, since a missing queue closes it.
             let channel = live.connection.create_channel().await.map_err(|error| reason(&error))?;
             let queue = ShortString::try_new(queue).map_err(|_| "the name is too long".to_owned())?;
             let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -154,7 +163,7 @@ impl Brokers {
         timeout(CONNECT, counted).await.unwrap_or_else(|_| Err("it did not answer in time".to_owned()))
     }
 
-    fn broker(&self, url: &AmqpUrl) -> Arc<Broker> {
+    fn broker(&self, url: &AmqpUrl) -> Arc<AmqpBroker> {
         let now = Instant::now();
         let mut brokers = self.brokers.lock();
         if let Some(broker) = brokers.get(url) {
@@ -162,10 +171,10 @@ impl Brokers {
             return Arc::clone(broker);
         }
         brokers.retain(|_, broker| now.saturating_duration_since(*broker.used.lock()) < UNUSED);
-        let broker = Arc::new(Broker {
+        let broker = Arc::new(AmqpBroker {
             url: url.clone(),
             node_id: Arc::clone(&self.node_id),
-            link: AsyncMutex::new(Link::Unused),
+            link: AsyncMutex::new(BrokerLink::Unused),
             used: Mutex::new(now),
         });
         brokers.insert(url.clone(), Arc::clone(&broker));
@@ -173,61 +182,62 @@ impl Brokers {
     }
 }
 
-impl Broker {
-    async fn publish(&self, publish: Publish<'_>, delivery: &Delivery) -> Published {
+impl AmqpBroker {
+    async fn publish(&self, publish: AmqpPublish<'_>, delivery: &TargetDelivery) -> AmqpPublishOutcome {
         let live = match self.live().await {
             Ok(live) => live,
-            Err((reason, after)) => return Published::Unavailable { reason, after },
+            Err((reason, after)) => return AmqpPublishOutcome::Unavailable { reason, after },
         };
         if live.connection.status().blocked() {
-            return Published::Unavailable { reason: IS_BLOCKED.to_owned(), after: BLOCKED };
+            return AmqpPublishOutcome::Unavailable { reason: IS_BLOCKED.to_owned(), after: BLOCKED };
         }
         match timeout(publish.timeout, live.publish(publish, delivery)).await {
             Ok(Ok(published)) => published,
-            Ok(Err(error)) if live.connection.status().connected() => Published::Refused(error),
-            Ok(Err(reason)) => Published::Unavailable { reason, after: RECONNECT },
-            // Its channel is closed, so that a late confirmation is nobody's.
-            Err(_) => {
-                Published::Refused(format!("no confirmation within {} ms", publish.timeout.as_millis()))
-            }
+            Ok(Err(error)) if live.connection.status().connected() => AmqpPublishOutcome::Refused(error),
+            Ok(Err(reason)) => AmqpPublishOutcome::Unavailable { reason, after: RECONNECT },
+            // The channel is closed, so a late confirmation affects no other message.
+            Err(_) => AmqpPublishOutcome::Refused(format!(
+                "no confirmation within {} ms",
+                publish.timeout.as_millis()
+            )),
         }
     }
 
-    /// The open connection; else why there is none, and when to ask again.
-    async fn live(&self) -> Result<Arc<Live>, (String, Duration)> {
+    /// Returns the open connection; else the reason why there is none, and the time to wait.
+    async fn live(&self) -> Result<Arc<LiveConnection>, (String, Duration)> {
         let mut link = self.link.lock().await;
         let failures = match &*link {
-            Link::Up(live) if live.connection.status().connected() => return Ok(Arc::clone(live)),
-            Link::Failed { at, failures, reason } => {
+            BrokerLink::Up(live) if live.connection.status().connected() => return Ok(Arc::clone(live)),
+            BrokerLink::Failed { at, failures, reason } => {
                 let left = wait(*failures).saturating_sub(at.elapsed());
                 if !left.is_zero() {
                     return Err((reason.clone(), left));
                 }
                 *failures
             }
-            Link::Up(_) | Link::Unused => 0,
+            BrokerLink::Up(_) | BrokerLink::Unused => 0,
         };
         match self.connect().await {
             Ok(live) => {
                 let live = Arc::new(live);
-                *link = Link::Up(Arc::clone(&live));
+                *link = BrokerLink::Up(Arc::clone(&live));
                 Ok(live)
             }
             Err(reason) => {
                 let failures = failures.saturating_add(1);
-                *link = Link::Failed { at: Instant::now(), failures, reason: reason.clone() };
+                *link = BrokerLink::Failed { at: Instant::now(), failures, reason: reason.clone() };
                 Err((reason, wait(failures)))
             }
         }
     }
 
-    async fn connect(&self) -> Result<Live, String> {
+    async fn connect(&self) -> Result<LiveConnection, String> {
         let name = format!("fanfare {}", self.node_id);
         let properties = ConnectionProperties::default().with_connection_name(name.into());
         let mut uri: AMQPUri = self.url.expose().parse()?;
         uri.query.heartbeat = Some(uri.query.heartbeat.map_or(HEARTBEAT_S, |given| given.min(HEARTBEAT_S)));
         let runtime = default_runtime().map_err(|error| reason(&error))?;
-        // A second handle of the socket: what waits for a broker that says nothing ends only with it.
+        // A second handle of the socket: only closing it ends the wait for a silent broker.
         let socket: Arc<Mutex<Option<TcpStream>>> = Arc::default();
         let opened = Arc::clone(&socket);
         let open = async move |uri: AMQPUri, runtime: TokioRuntime| {
@@ -245,11 +255,11 @@ impl Broker {
         let connected = timeout(CONNECT, Connection::connector(uri, runtime, open, properties)).await;
         let socket = socket.lock().take();
         match connected {
-            Ok(Ok(connection)) => Ok(Live::new(connection)),
+            Ok(Ok(connection)) => Ok(LiveConnection::new(connection)),
             Ok(Err(error)) => Err(format!("cannot connect to {}: {}", self.url, reason(&error))),
             Err(_) => {
                 if let Some(socket) = socket {
-                    // One that is closed already needs no end.
+                    // Fails only if the socket is closed already.
                     socket.shutdown(Shutdown::Both).ok();
                 }
                 Err(format!("cannot connect to {}: no answer in time", self.url))
@@ -258,37 +268,43 @@ impl Broker {
     }
 }
 
-impl Live {
+impl LiveConnection {
     fn new(connection: Connection) -> Self {
         let allowed = match connection.configuration().channel_max() {
             0 => u16::MAX,
             allowed => allowed,
         };
         let places = allowed.saturating_sub(CHANNELS_APART).clamp(1, CHANNELS_MAX);
-        Self { connection, idle: Mutex::default(), places: Semaphore::new(places.into()) }
+        Self { connection, idle: Mutex::default(), permits: Semaphore::new(places.into()) }
     }
 
-    async fn publish(&self, publish: Publish<'_>, delivery: &Delivery) -> Result<Published, String> {
+    async fn publish(
+        &self,
+        publish: AmqpPublish<'_>,
+        delivery: &TargetDelivery,
+    ) -> Result<AmqpPublishOutcome, String> {
         let [exchange, routing_key] = [publish.exchange, publish.routing_key].map(ShortString::try_new);
         let (Ok(exchange), Ok(routing_key)) = (exchange, routing_key) else {
-            return Ok(Published::Refused("the exchange or the routing key is too long".to_owned()));
+            return Ok(AmqpPublishOutcome::Refused("the exchange or the routing key is too long".to_owned()));
         };
-        let _place = self.places.acquire().await.map_err(|error| error.to_string())?;
+        let _place = self.permits.acquire().await.map_err(|error| error.to_string())?;
         let channel = self.channel().await?;
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let sent =
             channel.basic_publish(exchange, routing_key, options, &delivery.body, properties(delivery));
         let confirmation = sent.await.map_err(|error| reason(&error))?.await;
         let confirmation = confirmation.map_err(|error| reason(&error))?;
-        // Only now: one whose message is not settled is never used again.
+        // Only now: a channel whose message is not settled is never reused.
         self.idle.lock().push(channel);
         Ok(match confirmation {
-            Confirmation::Ack(None) => Published::Confirmed,
-            Confirmation::Ack(Some(_)) => Published::Returned,
+            Confirmation::Ack(None) => AmqpPublishOutcome::Confirmed,
+            Confirmation::Ack(Some(_)) => AmqpPublishOutcome::Returned,
             Confirmation::Nack(_) => {
-                Published::Refused("the broker did not take the message (nack)".to_owned())
+                AmqpPublishOutcome::Refused("the broker did not take the message (nack)".to_owned())
             }
-            Confirmation::NotRequested => Published::Refused("the broker confirms nothing".to_owned()),
+            Confirmation::NotRequested => {
+                AmqpPublishOutcome::Refused("the broker confirms nothing".to_owned())
+            }
         })
     }
 
@@ -306,8 +322,8 @@ impl Live {
     }
 }
 
-/// The same on every retry, but for the trace.
-fn properties(delivery: &Delivery) -> BasicProperties {
+/// Properties of the message, the same on every retry except for the trace.
+fn properties(delivery: &TargetDelivery) -> BasicProperties {
     let mut table = FieldTable::default();
     for (name, value) in [
         (headers::ACCOUNT_ID, delivery.account_id.as_str()),
@@ -344,7 +360,7 @@ fn is_not_found(error: &lapin::Error) -> bool {
     matches!(error.kind(), ErrorKind::ProtocolError(error) if error.get_id() == NOT_FOUND)
 }
 
-/// The broker's text, which holds no credential.
+/// Describes the error in the broker's words, which hold no credential.
 fn reason(error: &lapin::Error) -> String {
     let text = error.to_string();
     text.chars().filter(|character| !character.is_control()).take(REASON_CHARACTERS).collect()
@@ -357,7 +373,7 @@ mod tests {
     #[test]
     fn a_traced_message_has_its_span_among_the_headers() {
         const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let delivery = |state| Delivery {
+        let delivery = |state| TargetDelivery {
             account_id: crate::model::AccountId::new("acme"),
             channel: "room".into(),
             source: "channel.message",

@@ -1,30 +1,30 @@
-//! The answer of a webhook → what becomes of the batch.
+//! Conversion of a webhook's response to the outcome of the batch.
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::Outcome;
+use super::DeliveryOutcome;
 
-/// A target that asks for more has this: nothing is tried again for longer.
+/// Longest delay that a target may ask for.
 const AFTER_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// `retry_after`: the text of the header.
-pub(super) fn outcome(status: u16, retry_after: Option<&str>, now_ms: u64) -> Outcome {
+/// Converts a response; `retry_after` is the text of that header.
+pub(super) fn outcome(status: u16, retry_after: Option<&str>, now_ms: u64) -> DeliveryOutcome {
     let reason = format!("status {status}");
     match status {
-        200..=299 => Outcome::Delivered,
-        410 => Outcome::Gone,
+        200..=299 => DeliveryOutcome::Delivered,
+        410 => DeliveryOutcome::Gone,
         408 | 425 | 429 | 500.. => {
-            Outcome::Retry { reason, after: retry_after.and_then(|text| after(text, now_ms)) }
+            DeliveryOutcome::Retry { reason, after: retry_after.and_then(|text| after(text, now_ms)) }
         }
-        _ => Outcome::Rejected { reason },
+        _ => DeliveryOutcome::Rejected { reason },
     }
 }
 
-/// Seconds, or a date; another text asks for nothing.
+/// Parses a delay in seconds, or a date; `None` for any other text.
 pub(super) fn after(text: &str, now_ms: u64) -> Option<Duration> {
     let text = text.trim();
     let asked = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than fit are more than the most.
+        // More digits than fit exceed the longest delay anyway.
         Duration::from_secs(text.parse().unwrap_or(u64::MAX))
     } else {
         let date = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -41,16 +41,16 @@ mod tests {
     fn a_status_decides_what_becomes_of_a_batch() {
         let of = |status| outcome(status, Some("7"), 0);
         for status in [200, 201, 202, 204, 299] {
-            assert_eq!(of(status), Outcome::Delivered, "{status}");
+            assert_eq!(of(status), DeliveryOutcome::Delivered, "{status}");
         }
         for status in [408, 425, 429, 500, 502, 503, 504, 599, 999] {
             let (reason, after) = (format!("status {status}"), Some(Duration::from_secs(7)));
-            assert_eq!(of(status), Outcome::Retry { reason, after });
+            assert_eq!(of(status), DeliveryOutcome::Retry { reason, after });
         }
         for status in [100, 101, 199, 300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 405, 413, 422, 451] {
-            assert_eq!(of(status), Outcome::Rejected { reason: format!("status {status}") });
+            assert_eq!(of(status), DeliveryOutcome::Rejected { reason: format!("status {status}") });
         }
-        assert_eq!(of(410), Outcome::Gone);
+        assert_eq!(of(410), DeliveryOutcome::Gone);
     }
 
     #[test]

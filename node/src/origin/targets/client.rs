@@ -1,4 +1,4 @@
-//! The HTTP clients of all targets: no redirect, no proxy of the environment, and a guard of addresses.
+//! HTTP clients of all targets: no redirects, no proxy from the environment, and a guard of addresses.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -12,59 +12,63 @@ use rustls::crypto::aws_lc_rs;
 use rustls::{ClientConfig, RootCertStore};
 use url::Url;
 
-use super::names::{Failed, Guarded, Names};
-use crate::model::{AllowRule, Guard, literal_address};
+use super::resolver::{GuardedResolver, ResolveError, TargetLookups};
+use crate::model::{AddressGuard, AllowRule, literal_address};
 
 const USER_AGENT: &str = concat!("fanfare/", env!("CARGO_PKG_VERSION"));
-/// A connection in use was checked by the guard when it was opened; a change of its name holds after this.
+/// Idle time of a connection. The guard checks an address when the connection is opened, so a changed name applies after this time.
 const IDLE: Duration = Duration::from_secs(30);
 const IDLE_CONNECTIONS: usize = 16;
-/// An attempt that was given up does not go on to connect for longer.
+/// Time limit of a connection attempt, also after its delivery was given up.
 const CONNECT: Duration = Duration::from_secs(10);
 const REASON_CHARACTERS: usize = 200;
-/// The port that only a rule with it opens, so it has rules of its own.
+/// Port that only a rule with that port opens, so it has rules of its own.
 const SMTP: u16 = 25;
 
-/// Connections are shared between targets, and the guard looks at each address before it is connected to.
-pub struct Clients {
-    /// For each port that a rule names, with the rules of that port alone.
-    of_ports: BTreeMap<u16, Guardian>,
-    /// For every other port.
-    other: Guardian,
-    /// For addresses that no directory names.
+/// HTTP clients, whose connections targets share. The guard checks each address before a connection to it.
+pub struct TargetClients {
+    /// Clients for the ports that rules name, each with the rules of its port alone.
+    of_ports: BTreeMap<u16, GuardedClient>,
+    /// Client for every other port.
+    other: GuardedClient,
+    /// Client without a guard, for addresses that do not come from a directory.
     unguarded: Client,
 }
 
-struct Guardian {
+struct GuardedClient {
     client: Client,
-    guard: Guard,
+    guard: AddressGuard,
 }
 
-/// Targets cannot be sent to on this machine.
+/// Error: this machine cannot make HTTP clients.
 #[derive(Debug)]
-pub struct Unusable(String);
+pub struct ClientSetupError(String);
 
-impl fmt::Display for Unusable {
+impl fmt::Display for ClientSetupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot make an HTTP client: {}", self.0)
     }
 }
 
-impl std::error::Error for Unusable {}
+impl std::error::Error for ClientSetupError {}
 
-impl Clients {
-    /// Reads the CA certificates of the platform (or of `SSL_CERT_FILE`), which blocks on the disk.
+impl TargetClients {
+    /// Creates the clients with the CA certificates of the platform (or of `SSL_CERT_FILE`), which blocks on the disk.
     ///
     /// # Errors
-    /// The TLS or HTTP client cannot be made.
-    pub fn new(allow: &[AllowRule]) -> Result<Self, Unusable> {
-        Self::with(allow, native_roots(), Names::of_system())
+    /// The TLS or HTTP client cannot be created.
+    pub fn new(allow: &[AllowRule]) -> Result<Self, ClientSetupError> {
+        Self::with(allow, native_roots(), TargetLookups::of_system())
     }
 
-    pub(super) fn with(allow: &[AllowRule], roots: RootCertStore, names: Names) -> Result<Self, Unusable> {
+    pub(super) fn with(
+        allow: &[AllowRule],
+        roots: RootCertStore,
+        names: TargetLookups,
+    ) -> Result<Self, ClientSetupError> {
         let tls = tls(roots)?;
-        let client = |guard: &Guard| {
-            let resolver = Guarded { names: names.clone(), guard: guard.clone() };
+        let client = |guard: &AddressGuard| {
+            let resolver = GuardedResolver { names: names.clone(), guard: guard.clone() };
             let client = Client::builder()
                 .use_preconfigured_tls(tls.clone())
                 .dns_resolver(Arc::new(resolver))
@@ -77,38 +81,38 @@ impl Clients {
                 .pool_idle_timeout(IDLE)
                 .pool_max_idle_per_host(IDLE_CONNECTIONS)
                 .build();
-            client.map_err(|error| Unusable(cause(&error)))
+            client.map_err(|error| ClientSetupError(cause(&error)))
         };
         let guardian = |port| {
-            let guard = Guard::of(allow, port);
-            Ok(Guardian { client: client(&guard)?, guard })
+            let guard = AddressGuard::of(allow, port);
+            Ok(GuardedClient { client: client(&guard)?, guard })
         };
         let named = allow.iter().filter_map(|rule| rule.port());
         let of_ports =
             named.chain([SMTP]).map(|port| Ok((port, guardian(port)?))).collect::<Result<_, _>>()?;
-        // No rule names port 0, so this one has the rules without a port.
-        Ok(Self { of_ports, other: guardian(0)?, unguarded: client(&Guard::open())? })
+        // No rule names port 0, so this client has the rules without a port.
+        Ok(Self { of_ports, other: guardian(0)?, unguarded: client(&AddressGuard::open())? })
     }
 
-    /// For an address that the directory names.
-    pub(super) fn guarded(&self, url: &Url) -> Result<&Client, Failed> {
+    /// Returns the client for an address from the directory.
+    pub(super) fn guarded(&self, url: &Url) -> Result<&Client, ResolveError> {
         let guardian = url.port_or_known_default().and_then(|port| self.of_ports.get(&port));
         let guardian = guardian.unwrap_or(&self.other);
         let is_refused = literal_address(url).is_some_and(|address| !guardian.guard.allows(address));
-        if is_refused { Err(Failed::NotAllowed) } else { Ok(&guardian.client) }
+        if is_refused { Err(ResolveError::NotAllowed) } else { Ok(&guardian.client) }
     }
 
-    /// For an address of the node's own choice.
+    /// Returns the client for an address that the node has chosen itself.
     pub(super) fn unguarded(&self) -> &Client {
         &self.unguarded
     }
 }
 
-/// TLS to servers that the CA certificates of the platform (or of `SSL_CERT_FILE`) vouch for. Blocks on the disk.
+/// Creates a TLS configuration with the CA certificates of the platform (or of `SSL_CERT_FILE`). Blocks on the disk.
 ///
 /// # Errors
 /// This machine cannot do TLS.
-pub fn client_tls() -> Result<ClientConfig, Unusable> {
+pub fn client_tls() -> Result<ClientConfig, ClientSetupError> {
     tls(native_roots())
 }
 
@@ -122,17 +126,17 @@ fn native_roots() -> RootCertStore {
     roots
 }
 
-fn tls(roots: RootCertStore) -> Result<ClientConfig, Unusable> {
+fn tls(roots: RootCertStore) -> Result<ClientConfig, ClientSetupError> {
     let versions = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Unusable(error.to_string()))?;
+        .map_err(|error| ClientSetupError(error.to_string()))?;
     Ok(versions.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Without the URL, which may hold secrets.
+/// Describes the error without the URL, which may hold secrets.
 pub(super) fn failure(error: &reqwest::Error) -> String {
     let cause = cause(error);
-    if cause == Failed::NotAllowed.to_string() {
+    if cause == ResolveError::NotAllowed.to_string() {
         cause
     } else if error.is_connect() {
         format!("cannot connect: {cause}")
@@ -141,7 +145,7 @@ pub(super) fn failure(error: &reqwest::Error) -> String {
     }
 }
 
-/// The innermost error, which no layer has put the URL into.
+/// Returns the innermost error, which has no URL in it.
 fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn std::error::Error = match error.source() {
         Some(source) => source,

@@ -4,7 +4,7 @@ mod amqp;
 mod answer;
 mod aws;
 mod client;
-mod names;
+mod resolver;
 #[cfg(test)]
 mod tests;
 mod webhook;
@@ -16,12 +16,12 @@ use bytes::Bytes;
 use fanfare_proto::trace::TraceContext;
 
 use super::queues::BrokerQueue;
-use crate::accounts::{IntegrationKind, Target};
+use crate::accounts::{IntegrationKind, IntegrationTarget};
 use crate::model::{AccountId, UsageKind};
 
-pub use amqp::{Brokers, Publish, Published};
-pub use aws::Aws;
-pub use client::{Clients, Unusable, client_tls};
+pub use amqp::{AmqpBrokers, AmqpPublish, AmqpPublishOutcome};
+pub use aws::AwsClient;
+pub use client::{ClientSetupError, TargetClients, client_tls};
 pub use webhook::Webhooks;
 
 /// The kinds of targets, as metrics name them.
@@ -47,7 +47,7 @@ impl TargetKind {
         }
     }
 
-    /// The kinds that are counted for the account: of deliveries, and of failed attempts.
+    /// Usage kinds that are counted for the account: of deliveries, and of failed attempts.
     pub fn usage(self) -> (UsageKind, UsageKind) {
         match self {
             Self::Webhook => (UsageKind::Webhook, UsageKind::WebhookFailed),
@@ -70,34 +70,34 @@ impl From<IntegrationKind> for TargetKind {
     }
 }
 
-/// The receiver of a batch.
+/// Endpoint that receives a batch.
 #[derive(Debug, Clone)]
-pub enum Endpoint {
-    Integration(Target),
+pub enum TargetEndpoint {
+    Integration(IntegrationTarget),
     Queue(Arc<BrokerQueue>),
 }
 
-/// One batch of one channel on its way to a target; the same for each retry.
+/// One batch of one channel for a target; the same on each retry.
 #[derive(Debug, Clone)]
-pub struct Delivery {
+pub struct TargetDelivery {
     pub account_id: AccountId,
     pub channel: Box<str>,
     /// `channel.message`, `channel.presence`, `channel.occupied` or `channel.vacated`.
     pub source: &'static str,
-    /// The same on every retry.
+    /// Id of the batch, the same on every retry.
     pub event_id: Box<str>,
     pub rule_id: Box<str>,
     /// The envelope, JSON.
     pub body: Bytes,
-    /// The span of this attempt, where it is traced: another one for each retry.
+    /// Span of this attempt, if it is traced; each retry has another one.
     pub trace: Option<Box<TraceContext>>,
 }
 
-/// The end of one attempt. A reason holds no secret, no user info and no query of an address.
+/// Outcome of one attempt. A reason holds no secret, no user info and no query of an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum DeliveryOutcome {
     Delivered,
-    /// The batch is to be sent again, not before `after` where the target asked for that.
+    /// The batch must be sent again; not before `after` if the target asked for that.
     Retry {
         reason: String,
         after: Option<Duration>,
@@ -106,7 +106,7 @@ pub enum Outcome {
     Rejected {
         reason: String,
     },
-    /// The target cannot be reached for any of its channels: nothing is sent to it before `after` has passed.
+    /// The target is unreachable for all its channels; no attempt is made before `after` has passed.
     Unavailable {
         reason: String,
         after: Duration,
@@ -115,7 +115,7 @@ pub enum Outcome {
     Gone,
 }
 
-impl Outcome {
+impl DeliveryOutcome {
     pub(super) fn retry(reason: impl Into<String>) -> Self {
         Self::Retry { reason: reason.into(), after: None }
     }

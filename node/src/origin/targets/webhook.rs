@@ -11,44 +11,47 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AF
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::answer;
-use super::client::{Clients, failure};
-use super::{Delivery, Outcome};
+use super::client::{TargetClients, failure};
+use super::{DeliveryOutcome, TargetDelivery};
 use crate::accounts::WebhookTarget;
 use crate::model::Clock;
 
-/// An answer is read to its end so that its connection can be used again; one that is larger or slower costs the connection.
+/// Bytes and time within which a response is read to its end, so that its connection can be reused. A longer or slower response costs the
+/// connection.
 const ANSWER_BYTES: usize = 16 * 1024;
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Posts to webhooks.
+/// Sender of webhook deliveries.
 pub struct Webhooks {
-    clients: Arc<Clients>,
+    clients: Arc<TargetClients>,
     clock: Clock,
 }
 
 impl Webhooks {
-    pub fn new(clients: Arc<Clients>) -> Self {
+    pub fn new(clients: Arc<TargetClients>) -> Self {
         Self { clients, clock: Clock::system() }
     }
 
-    /// Makes one attempt, which is over within the target's `timeout`. It may be dropped at any time.
-    pub async fn send(&self, target: &WebhookTarget, delivery: &Delivery) -> Outcome {
+    /// Makes one attempt, which ends within the target's `timeout`. It may be dropped at any time.
+    pub async fn send(&self, target: &WebhookTarget, delivery: &TargetDelivery) -> DeliveryOutcome {
         let client = match self.clients.guarded(&target.url) {
             Ok(client) => client,
-            Err(failed) => return Outcome::retry(failed.to_string()),
+            Err(failed) => return DeliveryOutcome::retry(failed.to_string()),
         };
         let Some(headers) = headers(target, delivery, self.clock.now_ms()) else {
-            return Outcome::Rejected { reason: "an id of the event cannot stand in a header".to_owned() };
+            return DeliveryOutcome::Rejected {
+                reason: "an id of the event cannot stand in a header".to_owned(),
+            };
         };
         let deadline = Instant::now() + target.timeout;
         let request = client.post(target.url.clone()).headers(headers).body(delivery.body.clone());
         match timeout_at(deadline, request.send()).await {
-            Err(_) => Outcome::retry(format!("no answer within {} ms", target.timeout.as_millis())),
-            Ok(Err(error)) => Outcome::retry(failure(&error)),
+            Err(_) => DeliveryOutcome::retry(format!("no answer within {} ms", target.timeout.as_millis())),
+            Ok(Err(error)) => DeliveryOutcome::retry(failure(&error)),
             Ok(Ok(response)) => {
                 let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok());
                 let outcome = answer::outcome(response.status().as_u16(), retry_after, self.clock.now_ms());
-                // The status has decided; what comes after it changes nothing.
+                // The status has decided the outcome already.
                 timeout_at(deadline, timeout(ANSWER, discard(response))).await.ok();
                 outcome
             }
@@ -56,7 +59,7 @@ impl Webhooks {
     }
 }
 
-fn headers(target: &WebhookTarget, delivery: &Delivery, now_ms: u64) -> Option<HeaderMap> {
+fn headers(target: &WebhookTarget, delivery: &TargetDelivery, now_ms: u64) -> Option<HeaderMap> {
     let timestamp = now_ms.to_string();
     let signature = wire::signature(target.secret.as_bytes(), &timestamp, &delivery.body);
     let mut headers = target.headers.clone();
@@ -81,7 +84,7 @@ fn headers(target: &WebhookTarget, delivery: &Delivery, now_ms: u64) -> Option<H
     Some(headers)
 }
 
-/// Reads to the end, or gives the connection up by dropping the answer.
+/// Reads the response to its end, or drops it together with its connection.
 async fn discard(mut answer: Response) {
     if answer.content_length().is_some_and(|length| length > ANSWER_BYTES as u64) {
         return;

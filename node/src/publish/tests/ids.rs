@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn a_first_id_is_looked_up_numbered_and_kept() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     assert_eq!(node.acked("a", vec![given("x")]), [1]);
     assert_eq!(node.store.take_asked(), [find(&["x"]), append(&[1], Some(72))]);
     assert_eq!(node.delivered(), ["x"]);
@@ -10,7 +10,7 @@ fn a_first_id_is_looked_up_numbered_and_kept() {
 
 #[test]
 fn repeated_publish_has_first_stamp_without_delivery_or_store() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let first = node.outcome(node.request("a", vec![given("x")])).unwrap();
     node.acked("a", vec![plain("1")]);
     node.store.take_asked();
@@ -23,7 +23,7 @@ fn repeated_publish_has_first_stamp_without_delivery_or_store() {
 
 #[test]
 fn a_repeat_within_one_array_is_one_message() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let messages = vec![given("x"), given("y"), given("x"), plain("1"), given("y"), given("x")];
     assert_eq!(node.acked("a", messages), [1, 2, 1, 3, 2, 1]);
     assert_eq!(node.store.take_asked(), [find(&["x", "y"]), append(&[1, 2, 3], Some(72))]);
@@ -33,7 +33,7 @@ fn a_repeat_within_one_array_is_one_message() {
 
 #[test]
 fn known_new_repeated_and_absent_ids_mix_in_one_array() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     assert_eq!(node.acked("a", vec![given("old"), given("older")]), [1, 2]);
     let messages =
         vec![plain("1"), given("older"), given("new"), given("old"), plain("2"), given("new"), given("old")];
@@ -46,7 +46,7 @@ fn known_new_repeated_and_absent_ids_mix_in_one_array() {
 
 #[test]
 fn an_array_of_repeats_alone_is_acked_and_nothing_else() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     node.acked("a", vec![given("x"), given("y")]);
     node.store.take_asked();
     assert_eq!(node.acked("a", vec![given("y"), given("x"), given("y")]), [2, 1, 2]);
@@ -56,7 +56,7 @@ fn an_array_of_repeats_alone_is_acked_and_nothing_else() {
 
 #[test]
 fn an_id_belongs_to_the_channel_the_key_and_the_client_id() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     assert_eq!(node.acked("a", vec![given("x")]), [1]);
     assert_eq!(node.acked("b", vec![given("x")]), [1], "another channel");
     let mut request = node.request("a", vec![given("x")]);
@@ -72,7 +72,7 @@ fn an_id_belongs_to_the_channel_the_key_and_the_client_id() {
 
 #[test]
 fn a_message_without_an_id_gets_one_that_is_no_serial() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let ack = node.outcome(node.request("a", vec![plain("1"), plain("1")])).unwrap();
     assert_eq!(ack.stamps.len(), 2);
     assert!(node.delivered().iter().all(|id| id.parse::<fanfare_proto::serial::Serial>().is_err()));
@@ -82,7 +82,7 @@ fn a_message_without_an_id_gets_one_that_is_no_serial() {
 
 #[test]
 fn no_two_messages_of_a_node_share_an_id_that_it_gave() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     for channel in ["a", "b"] {
         node.acked(channel, vec![plain("1"), plain("2")]);
     }

@@ -2,7 +2,7 @@ use super::*;
 
 #[test]
 fn publish_without_ids_delivers_at_once_and_acks_when_stored() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.holds.lock() = true;
     let answered = node.begin(node.request("a", vec![plain("1"), plain("2")]), false);
     assert_eq!(node.delivered().len(), 2, "delivery does not wait for the store");
@@ -14,7 +14,7 @@ fn publish_without_ids_delivers_at_once_and_acks_when_stored() {
 
 #[test]
 fn queued_publish_waits_behind_earlier_id_lookup() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.holds.lock() = true;
     let first = node.begin(node.request("a", vec![given("x")]), false);
     let second = node.begin(node.request("a", vec![plain("1")]), true);
@@ -27,7 +27,7 @@ fn queued_publish_waits_behind_earlier_id_lookup() {
 
 #[test]
 fn unqueued_publish_does_not_wait_for_earlier_id_lookup() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.holds.lock() = true;
     let looked_up = node.begin(node.request("a", vec![given("x")]), false);
     let at_once = node.begin(node.request("a", vec![plain("1")]), false);
@@ -38,7 +38,7 @@ fn unqueued_publish_does_not_wait_for_earlier_id_lookup() {
 
 #[test]
 fn concurrent_publishes_are_stored_in_sequence_order() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let node = &node;
@@ -53,19 +53,19 @@ fn concurrent_publishes_are_stored_in_sequence_order() {
     });
     let appended: Vec<u64> = (node.store.take_asked().into_iter())
         .filter_map(|asked| match asked {
-            Asked::Append { sequences, .. } => Some(sequences),
-            Asked::Find(_) | Asked::Presence { .. } => None,
+            PublishStoreCall::Append { sequences, .. } => Some(sequences),
+            PublishStoreCall::Find(_) | PublishStoreCall::Presence { .. } => None,
         })
         .flatten()
         .collect();
     assert!(appended.into_iter().eq(1..=2_000));
     let deliveries = node.target.deliveries.lock();
-    assert!(deliveries.iter().map(|delivery| delivery.place()).eq(1..=2_000));
+    assert!(deliveries.iter().map(|delivery| delivery.offset()).eq(1..=2_000));
 }
 
 #[test]
 fn a_look_up_that_comes_too_late_publishes_nothing() {
-    let node = Node::waiting(Duration::ZERO);
+    let node = PublishTestNode::waiting(Duration::ZERO);
     assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));
     assert_eq!(one(&node.begin(node.request("a", vec![plain("1")]), true)), Err(PublishError::Unavailable));
     assert_eq!(node.store.take_asked(), [find(&["x"]), find(&[])]);

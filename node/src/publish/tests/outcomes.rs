@@ -3,7 +3,7 @@ use super::*;
 #[test]
 fn a_store_that_fails_leaves_the_outcome_unknown() {
     for error in [StoreError::Busy, StoreError::Failed("no disk".into())] {
-        let node = Node::new();
+        let node = PublishTestNode::new();
         *node.store.append_error.lock() = Some(error.clone());
         let outcome = node.outcome(node.request("a", vec![plain("1")]));
         assert_eq!(outcome, Err(PublishError::Unavailable), "{error}");
@@ -18,7 +18,7 @@ fn a_look_up_that_fails_publishes_nothing() {
         (StoreError::Busy, PublishError::Busy),
         (StoreError::Failed("no disk".into()), PublishError::Unavailable),
     ] {
-        let node = Node::new();
+        let node = PublishTestNode::new();
         *node.store.find_error.lock() = Some(error);
         let outcome = node.outcome(node.request("a", vec![plain("1"), given("x")]));
         assert_eq!(outcome, Err(expected));
@@ -31,7 +31,7 @@ fn a_look_up_that_fails_publishes_nothing() {
 
 #[test]
 fn publish_to_full_store_is_refused_before_numbering() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.full.lock() = true;
     for messages in [vec![plain("1")], vec![given("x")]] {
         assert_eq!(node.outcome(node.request("a", messages)), Err(PublishError::Busy));
@@ -56,7 +56,7 @@ fn publish_to_full_store_is_refused_before_numbering() {
 
 #[tokio::test]
 async fn publish_to_congested_shards_is_refused_before_numbering() {
-    let node = Node::waiting(Duration::from_millis(50));
+    let node = PublishTestNode::waiting(Duration::from_millis(50));
     node.target.congested.store(true, Ordering::SeqCst);
     let refused = node.publisher.publish_and_wait(node.request("a", vec![plain("1")])).await;
     assert_eq!(refused, Err(PublishError::Busy), "nothing of it is anywhere");
@@ -67,7 +67,7 @@ async fn publish_to_congested_shards_is_refused_before_numbering() {
 
 #[test]
 fn publish_that_failed_to_store_is_not_a_repeat() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.append_error.lock() = Some(StoreError::Busy);
     assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));
     *node.store.append_error.lock() = None;
@@ -79,7 +79,7 @@ fn publish_that_failed_to_store_is_not_a_repeat() {
 fn the_rules_of_the_channel_say_what_is_kept() {
     let cases = [("a", Some(72)), ("short:a", Some(24)), ("off:a", None)];
     for (channel, retention_hours) in cases {
-        let node = Node::new();
+        let node = PublishTestNode::new();
         assert_eq!(node.acked(channel, vec![plain("1")]), [1], "{channel}");
         assert_eq!(node.acked(channel, vec![given("x"), given("x")]), [2, 2], "{channel}");
         assert_eq!(node.acked(channel, vec![given("x")]), [2], "{channel}: ids hold with history off too");
@@ -102,7 +102,7 @@ fn a_refused_draft_refuses_all_and_numbers_nothing() {
         ("a long name", vec![long(257)], None),
         ("too large", vec![plain("1"), data(65_537)], Some(too_large)),
     ];
-    let node = Node::new();
+    let node = PublishTestNode::new();
     for (case, messages, expected) in cases {
         for queued in [false, true] {
             let outcome = one(&node.begin(node.request("a", messages.clone()), queued));
@@ -120,7 +120,7 @@ fn a_refused_draft_refuses_all_and_numbers_nothing() {
 
 #[test]
 fn the_client_id_counts_in_the_size() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let draft = || plain(&format!("\"{}\"", "d".repeat(65_536 - 2)));
     assert_eq!(node.acked("a", vec![draft()]), [1]);
     let mut request = node.request("a", vec![draft()]);
@@ -131,7 +131,7 @@ fn the_client_id_counts_in_the_size() {
 
 #[test]
 fn a_publish_without_subscribers_is_stored_all_the_same() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let request = node.request("a", vec![plain("1")]);
     let (channel, _) = node.hub.attach(&request.key, 0);
     node.hub.detach(&channel, 0);
@@ -140,14 +140,14 @@ fn a_publish_without_subscribers_is_stored_all_the_same() {
     assert!(node.delivered().is_empty());
 }
 
-/// Neither is asked only once the other has answered, so two that are slow take as long as the slower one.
+/// The ack waits for both at the same time, so two slow ones take as long as the slower one.
 #[test]
-fn an_ack_waits_for_the_store_and_for_receipts_side_by_side() {
+fn ack_waits_for_the_store_and_peer_acks_in_parallel() {
     let begin = || {
         let (answered, confirmed) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(None));
         let answers = Arc::clone(&answered);
-        let done: Done = Box::new(move |result| answers.lock().push(result));
-        let stored = both(done, |when_confirmed| *confirmed.lock() = Some(when_confirmed));
+        let done: StoreCallback = Box::new(move |result| answers.lock().push(result));
+        let stored = after_both(done, |when_confirmed| *confirmed.lock() = Some(when_confirmed));
         let confirmed =
             confirmed.into_inner().expect("receipts are waited for before the store has answered");
         (answered, stored, confirmed)

@@ -1,18 +1,27 @@
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::model::{ClientId, FormerMember, MemberId, Owner, Place, PresenceAction, TakenUp, Tenure};
+use crate::model::{
+    ClientId, MemberId, PresenceAction, RestoredMember, SessionLocation, SessionOwner, SessionOwnership,
+    SessionTakeover,
+};
 
 fn member(connection: u8, client_id: &str) -> MemberId {
     MemberId { connection_id: ConnectionId::from_bytes([connection; 16]), client_id: ClientId::of(client_id) }
 }
 
-impl Node {
-    fn presence(&self, channel: &str, who: MemberId, action: PresenceAction, data: &str) -> PresenceRequest {
+impl PublishTestNode {
+    fn presence(
+        &self,
+        channel: &str,
+        member: MemberId,
+        action: PresenceAction,
+        data: &str,
+    ) -> PresenceRequest {
         PresenceRequest {
             key: self.key(channel),
             account: Arc::clone(&self.account),
-            member: who,
+            member,
             epoch: 0,
             action,
             data: (!data.is_empty()).then(|| RawValue::from_string(data.to_owned()).unwrap()),
@@ -28,8 +37,8 @@ impl Node {
         answered.remove(0)
     }
 
-    fn enter(&self, channel: &str, who: MemberId, data: &str) -> Result<(), PresenceError> {
-        self.presented(self.presence(channel, who, PresenceAction::Enter, data))
+    fn enter(&self, channel: &str, member: MemberId, data: &str) -> Result<(), PresenceError> {
+        self.presented(self.presence(channel, member, PresenceAction::Enter, data))
     }
 
     /// Action, client and data of every event that subscribers got.
@@ -43,19 +52,23 @@ impl Node {
         presence.iter().map(text).collect()
     }
 
-    fn departure(&self, connection: u8, epoch: u64) -> Departure {
-        Departure {
+    fn delayed_leave(&self, connection: u8, epoch: u64) -> DelayedLeave {
+        DelayedLeave {
             connection_id: ConnectionId::from_bytes([connection; 16]),
-            owner: Owner { epoch, incarnation: self.hub.incarnation() },
+            owner: SessionOwner { epoch, incarnation: self.hub.incarnation() },
             account: Arc::clone(&self.account),
             keeps: None,
         }
     }
 
-    fn taken_up(&self, connection: u8, epoch: u64) {
-        let place = Place { incarnation: self.hub.incarnation(), shard: 0, slot: 0, generation: 1 };
-        let tenure = Tenure { connection_id: ConnectionId::from_bytes([connection; 16]), epoch, place };
-        self.publisher.taken_up(&TakenUp { tenure, former: place });
+    fn take_over(&self, connection: u8, epoch: u64) {
+        let place = SessionLocation { incarnation: self.hub.incarnation(), shard: 0, slot: 0, generation: 1 };
+        let ownership = SessionOwnership {
+            connection_id: ConnectionId::from_bytes([connection; 16]),
+            epoch,
+            location: place,
+        };
+        self.publisher.take_over_session(&SessionTakeover { ownership, previous: place });
     }
 
     fn members(&self, channel: &str) -> Vec<String> {
@@ -73,7 +86,7 @@ impl Node {
                 }
             };
             tokio::select! {
-                () = self.publisher.clone().run_departures(CancellationToken::new()) => {}
+                () = self.publisher.clone().run_delayed_leaves(CancellationToken::new()) => {}
                 () = watched => {}
                 () = tokio::time::sleep(Duration::from_secs(10)) => panic!("nothing happened"),
             }
@@ -83,14 +96,14 @@ impl Node {
 
 #[test]
 fn presence_events_stored_and_delivered_in_sequence_order() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     node.hub.attach(&node.key("a"), 0);
-    let stored = |sequence| Asked::Presence { sequence, retention_hours: Some(72) };
+    let stored = |sequence| PublishStoreCall::Presence { sequence, retention_hours: Some(72) };
     assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()));
     assert_eq!(node.enter("a", member(1, "bob"), ""), Ok(()));
     assert_eq!(node.enter("a", member(1, "ann"), "1"), Ok(()), "already so");
     assert_eq!(node.enter("a", member(1, "ann"), "2"), Ok(()));
-    let leave = |who| node.presence("a", who, PresenceAction::Leave, "");
+    let leave = |member| node.presence("a", member, PresenceAction::Leave, "");
     assert_eq!(node.presented(leave(member(1, "ann"))), Ok(()));
     assert_eq!(node.presented(leave(member(1, "ann"))), Ok(()), "absent already");
     let update = node.presence("a", member(2, "ann"), PresenceAction::Update, "3");
@@ -105,28 +118,29 @@ fn presence_events_stored_and_delivered_in_sequence_order() {
 
 #[test]
 fn an_event_does_not_move_the_position_of_the_messages() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let sequences = node.acked("a", vec![plain("1")]);
     node.enter("a", member(1, "ann"), "").unwrap();
-    assert_eq!(node.target.presence.lock()[0].place(), sequences[0]);
+    assert_eq!(node.target.presence.lock()[0].offset(), sequences[0]);
     assert_eq!(node.acked("a", vec![plain("2")]), [sequences[0] + 1]);
 }
 
 #[test]
 fn presence_without_history_stores_member_and_ignores_failure() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.append_error.lock() = Some(StoreError::Failed("no disk".into()));
     assert_eq!(node.enter("off:a", member(1, "ann"), ""), Ok(()));
     *node.store.append_error.lock() = None;
     assert_eq!(node.enter("short:a", member(1, "ann"), ""), Ok(()));
     let asked = [(1, None), (2, Some(24))];
-    let asked = asked.map(|(sequence, retention_hours)| Asked::Presence { sequence, retention_hours });
+    let asked =
+        asked.map(|(sequence, retention_hours)| PublishStoreCall::Presence { sequence, retention_hours });
     assert_eq!(node.store.take_asked(), asked);
 }
 
 #[test]
 fn presence_beyond_limits_is_refused_without_changes() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let data = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
     assert_eq!(node.enter("a", member(1, "ann"), &data(16_384)), Ok(()));
     let large = PresenceError::DataTooLarge { bytes: 16_385, bytes_max: 16_384 };
@@ -134,7 +148,7 @@ fn presence_beyond_limits_is_refused_without_changes() {
     for n in 1..5_000 {
         node.enter("a", member(1, &n.to_string()), "").unwrap();
     }
-    let full = PresenceError::Refused(crate::hub::PresenceRefused::Channel { members_max: 5_000 });
+    let full = PresenceError::Refused(crate::hub::PresenceRefusal::Channel { members_max: 5_000 });
     assert_eq!(node.enter("a", member(1, "bob"), ""), Err(full));
     assert_eq!(node.members("a").len(), 5_000);
     assert_eq!(node.enter("a", member(1, "ann"), "0"), Ok(()), "who is there may change");
@@ -144,15 +158,15 @@ fn presence_beyond_limits_is_refused_without_changes() {
     for n in 1..=5_000 {
         node.enter(&format!("b{n}"), member(1, "ann"), "").unwrap();
     }
-    let full = PresenceError::Refused(crate::hub::PresenceRefused::Connection { members_max: 10_000 });
+    let full = PresenceError::Refused(crate::hub::PresenceRefusal::Connection { members_max: 10_000 });
     assert_eq!(node.enter("c", member(1, "ann"), ""), Err(full));
     *node.store.full.lock() = true;
     assert_eq!(node.enter("c", member(2, "ann"), ""), Err(PresenceError::Busy));
 }
 
 #[test]
-fn a_store_that_fails_is_told_and_the_event_has_happened() {
-    let node = Node::new();
+fn failed_store_is_reported_and_the_event_has_happened() {
+    let node = PublishTestNode::new();
     *node.store.append_error.lock() = Some(StoreError::Failed("no disk".into()));
     assert_eq!(node.enter("a", member(1, "ann"), ""), Err(PresenceError::Unavailable));
     assert_eq!(node.members("a"), ["ann"]);
@@ -160,14 +174,14 @@ fn a_store_that_fails_is_told_and_the_event_has_happened() {
 
 #[test]
 fn closed_connection_leaves_all_channels_and_others_stay() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     for channel in ["a", "b"] {
         node.hub.attach(&node.key(channel), 0);
         node.enter(channel, member(1, "ann"), "7").unwrap();
         node.enter(channel, member(2, "ann"), "").unwrap();
     }
-    node.publisher.leave(node.departure(1, 0));
-    node.publisher.lost(node.departure(1, 0));
+    node.publisher.leave(node.delayed_leave(1, 0));
+    node.publisher.leave_after_timeout(node.delayed_leave(1, 0));
     node.until(|| node.members("b").len() == 1);
     assert_eq!(node.events()[4..], ["leave ann 7", "leave ann 7"], "with the last data");
     assert_eq!(node.hub.members(&node.key("a"))[0].0, member(2, "ann"));
@@ -175,38 +189,38 @@ fn closed_connection_leaves_all_channels_and_others_stay() {
 
 #[test]
 fn lost_member_stays_present_and_session_takeover_keeps_it() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     node.enter("a", member(1, "ann"), "").unwrap();
-    node.publisher.lost(node.departure(1, 0));
-    node.taken_up(1, 1);
-    node.publisher.leave(node.departure(1, 0));
+    node.publisher.leave_after_timeout(node.delayed_leave(1, 0));
+    node.take_over(1, 1);
+    node.publisher.leave(node.delayed_leave(1, 0));
     node.enter("b", member(2, "bob"), "").unwrap();
-    node.publisher.leave(node.departure(2, 0));
+    node.publisher.leave(node.delayed_leave(2, 0));
     node.until(|| node.members("b").is_empty());
     assert_eq!(node.members("a"), ["ann"], "an end of a former epoch means nothing");
     let late = node.presence("a", member(1, "ann"), PresenceAction::Leave, "");
     node.presented(late).unwrap();
     assert_eq!(node.members("a"), ["ann"], "neither does a request");
-    node.publisher.leave(node.departure(1, 1));
+    node.publisher.leave(node.delayed_leave(1, 1));
     node.until(|| node.members("a").is_empty());
 }
 
 #[test]
 fn members_without_presence_grant_leave_but_later_entry_stays() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     for channel in ["chat:1", "news:1"] {
         node.enter(channel, member(1, "ann"), "").unwrap();
     }
     let keeps =
         crate::model::Capability::parse_json(r#"{"chat:*":["presence"],"news:*":["subscribe"]}"#).unwrap();
-    node.publisher.leave(Departure { keeps: Some(vec![Arc::new(keeps)]), ..node.departure(1, 0) });
+    node.publisher.leave(DelayedLeave { keeps: Some(vec![Arc::new(keeps)]), ..node.delayed_leave(1, 0) });
     node.enter("news:2", member(1, "ann"), "").unwrap();
     node.until(|| node.members("news:1").is_empty());
     assert_eq!((node.members("chat:1").len(), node.members("news:2").len()), (1, 1));
 }
 
-fn former(connection: u8, name: &str, epoch: u64) -> FormerMember {
-    FormerMember {
+fn restored_member(connection: u8, name: &str, epoch: u64) -> RestoredMember {
+    RestoredMember {
         key: ChannelKey::new(AccountId::new("acme-prod"), ChannelName::of("a")),
         member: member(connection, name),
         epoch,
@@ -217,37 +231,37 @@ fn former(connection: u8, name: &str, epoch: u64) -> FormerMember {
 
 #[test]
 fn restored_member_enters_silently_leaves_once_without_takeover() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     node.hub.attach(&node.key("a"), 0);
     for (connection, name) in [(1, "ann"), (1, "bob"), (2, "cid")] {
-        node.hub.restore(former(connection, name, 3));
+        node.hub.restore(restored_member(connection, name, 3));
     }
     let crowd = [(ChannelName::of("a"), 3)];
-    assert_eq!(node.hub.crowded(node.key("a").account()), crowd);
+    assert_eq!(node.hub.channel_member_counts(node.key("a").account()), crowd);
     let known = node.hub.members(&node.key("a"));
     assert_eq!(known.iter().map(|(_, member)| member.timestamp_ms).collect::<Vec<_>>(), [5, 5, 5]);
-    node.taken_up(1, 4);
-    node.publisher.leave(node.departure(1, 3));
-    node.publisher.leave(node.departure(2, 3));
+    node.take_over(1, 4);
+    node.publisher.leave(node.delayed_leave(1, 3));
+    node.publisher.leave(node.delayed_leave(2, 3));
     node.until(|| node.members("a").len() == 2);
     assert_eq!(node.presented(node.presence("a", member(1, "ann"), PresenceAction::Enter, "7")), Ok(()));
     assert_eq!(node.events(), ["leave cid 7"], "with the last data, and nothing of those who came back");
 }
 
 #[test]
-fn final_departure_check_removes_closed_but_keeps_lost_members() {
-    let node = Node::new();
+fn last_delayed_leave_check_removes_closed_and_keeps_lost() {
+    let node = PublishTestNode::new();
     for connection in [1, 2] {
         node.enter("a", member(connection, "ann"), "").expect("entered");
     }
-    node.publisher.lost(node.departure(1, 0));
-    node.publisher.leave(node.departure(2, 0));
+    node.publisher.leave_after_timeout(node.delayed_leave(1, 0));
+    node.publisher.leave(node.delayed_leave(2, 0));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let stopping = CancellationToken::new();
     stopping.cancel();
-    runtime.block_on(node.publisher.clone().run_departures(stopping));
+    runtime.block_on(node.publisher.clone().run_delayed_leaves(stopping));
     assert_eq!(node.members("a").len(), 2, "a stopping node looks once, when all connections have ended");
-    runtime.block_on(node.publisher.finish_departures());
+    runtime.block_on(node.publisher.finish_due_leaves());
     assert_eq!(node.hub.members(&node.key("a"))[0].0, member(1, "ann"));
     assert_eq!(node.members("a").len(), 1);
 }

@@ -1,14 +1,14 @@
 use super::*;
 use crate::model::Amount;
 
-fn counted(node: &Node) -> Option<(u64, u64)> {
+fn counted(node: &PublishTestNode) -> Option<(u64, u64)> {
     let amount = node.account.usage.take(UsageKind::Publish);
     amount.map(|Amount { count, bytes }| (count, bytes))
 }
 
 #[test]
 fn acked_publish_is_counted_with_size_of_each_message() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let full = Draft {
         name: Some("a\"b".into()),
         extras: Some(RawValue::from_string(r#"{"h":1}"#.into()).unwrap()),
@@ -26,7 +26,7 @@ fn acked_publish_is_counted_with_size_of_each_message() {
 
 #[test]
 fn a_repeated_id_is_acked_and_not_counted_again() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     let message = |id: &str| Draft { id: Some(id.into()), ..plain("1234") };
     node.acked("a", vec![message("x"), message("y"), message("x")]);
     assert_eq!(counted(&node), Some((2, 8)));
@@ -36,7 +36,7 @@ fn a_repeated_id_is_acked_and_not_counted_again() {
 
 #[test]
 fn unacked_publish_is_not_counted() {
-    let node = Node::new();
+    let node = PublishTestNode::new();
     *node.store.append_error.lock() = Some(StoreError::Failed("disk gone".into()));
     assert_eq!(node.outcome(node.request("a", vec![plain("1")])), Err(PublishError::Unavailable));
     assert!(node.outcome(node.request("a", vec![])).is_err());

@@ -1,8 +1,8 @@
 use super::*;
 
-fn modes_of(seen: &[Seen]) -> Vec<String> {
+fn modes_of(seen: &[SessionEffect]) -> Vec<String> {
     let attached = seen.iter().find_map(|seen| match seen {
-        Seen::Frame(frame) if frame["op"] == 9 => Some(frame),
+        SessionEffect::Frame(frame) if frame["op"] == 9 => Some(frame),
         _ => None,
     });
     let modes = attached.expect("an op 9")["modes"].as_array().unwrap();
@@ -15,13 +15,13 @@ fn with_modes(channel: &str, modes: &[&str]) -> Value {
 
 #[test]
 fn attached_gives_the_position_and_what_is_asked_and_granted() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send(&attach("a", "chat:1"));
     let attached = json!({
         "op": 9, "id": "a", "channel": "chat:1", "serial": serial(POSITION), "resumed": false,
         "presence": false, "modes": ["subscribe", "publish", "presence"],
     });
-    assert_eq!(seen, [Seen::Deliver("chat:1".into(), true), Seen::Frame(attached)]);
+    assert_eq!(seen, [SessionEffect::Deliver("chat:1".into(), true), SessionEffect::Frame(attached)]);
 }
 
 #[test]
@@ -35,9 +35,9 @@ fn modes_are_those_asked_for_that_the_capability_grants() {
         ("writer", &all, &["publish"], false),
     ];
     for (key, asked, granted, delivers) in cases {
-        let seen = Client::key(key).send(&with_modes("chat:1", asked));
+        let seen = SessionTestClient::key(key).send(&with_modes("chat:1", asked));
         assert_eq!(modes_of(&seen), granted, "{key} {asked:?}");
-        assert_eq!(seen[0], Seen::Deliver("chat:1".into(), delivers), "{key} {asked:?}");
+        assert_eq!(seen[0], SessionEffect::Deliver("chat:1".into(), delivers), "{key} {asked:?}");
     }
 }
 
@@ -51,7 +51,7 @@ fn modes_that_leave_nothing_are_refused() {
         ("all", "chat:1", &["Subscribe"], "2 a 40000"),
     ];
     for (key, channel, asked, expected) in cases {
-        let mut client = Client::key(key);
+        let mut client = SessionTestClient::key(key);
         assert_eq!(brief(&client.send(&with_modes(channel, asked))), [expected], "{key} {asked:?}");
         let seen = client.send(&detach("d", channel));
         assert_eq!(brief(&seen), ["11 d"], "{key} {asked:?}: it was not attached");
@@ -60,42 +60,45 @@ fn modes_that_leave_nothing_are_refused() {
 
 #[test]
 fn attaching_again_sets_the_modes_and_is_resumed() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     client.send(&attach("a", "chat:1"));
     let seen = client.send(&with_modes("chat:1", &["publish"]));
-    assert_eq!(seen[0], Seen::Deliver("chat:1".into(), false), "delivery ends with the mode");
-    let Seen::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
+    assert_eq!(seen[0], SessionEffect::Deliver("chat:1".into(), false), "delivery ends with the mode");
+    let SessionEffect::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
     assert_eq!((&attached["resumed"], modes_of(&seen)), (&json!(true), vec!["publish".to_owned()]));
     let seen = client.send(&with_modes("chat:1", &["subscribe"]));
-    assert_eq!(seen[0], Seen::Deliver("chat:1".into(), true));
+    assert_eq!(seen[0], SessionEffect::Deliver("chat:1".into(), true));
     assert_eq!(brief(&client.send(&with_modes("chat:1", &["nothing"]))), ["2 a 40000"]);
     assert_eq!(brief(&client.send(&detach("d", "chat:1"))), ["11 d", "detach chat:1"], "still attached");
 }
 
 #[test]
 fn attach_and_detach_without_an_id_are_answered_too() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send(&json!({"op": 8, "channel": "a"}));
     assert_eq!(brief(&seen), ["deliver a true", "9 "]);
     let seen = client.send(&json!({"op": 10, "channel": "a"}));
-    assert_eq!(seen, [Seen::Frame(json!({"op": 11, "channel": "a"})), Seen::Detach("a".into())]);
+    assert_eq!(
+        seen,
+        [SessionEffect::Frame(json!({"op": 11, "channel": "a"})), SessionEffect::Detach("a".into())]
+    );
 }
 
 #[test]
-fn detach_ends_delivery_once_and_attach_begins_anew() {
-    let mut client = Client::key("all");
+fn detach_ends_delivery_once_and_attach_starts_over() {
+    let mut client = SessionTestClient::key("all");
     client.send(&attach("a", "a"));
-    let detached = Seen::Frame(json!({"op": 11, "id": "d", "channel": "a"}));
-    assert_eq!(client.send(&detach("d", "a")), [detached.clone(), Seen::Detach("a".into())]);
+    let detached = SessionEffect::Frame(json!({"op": 11, "id": "d", "channel": "a"}));
+    assert_eq!(client.send(&detach("d", "a")), [detached.clone(), SessionEffect::Detach("a".into())]);
     assert_eq!(client.send(&detach("d", "a")), [detached]);
     let seen = client.send(&attach("a", "a"));
-    let Seen::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
+    let SessionEffect::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
     assert_eq!(attached["resumed"], json!(false));
 }
 
 #[test]
 fn channels_at_the_limit_and_one_past() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     for number in 0..200 {
         let seen = client.send(&attach("a", &format!("c{number}")));
         assert_eq!(brief(&seen)[1], "9 a", "channel {number}");
@@ -109,7 +112,7 @@ fn channels_at_the_limit_and_one_past() {
 
 #[test]
 fn requests_that_came_together_are_all_answered_in_their_order() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send_together(&[attach("1", "a"), detach("2", "a"), attach("3", "a")]);
     assert_eq!(brief(&seen), ["deliver a true", "9 1", "11 2", "detach a", "deliver a true", "9 3"]);
     let seen = client.send_together(&[attach("1", "b"), detach("2", "b")]);
@@ -120,7 +123,7 @@ fn requests_that_came_together_are_all_answered_in_their_order() {
 
 #[test]
 fn each_answer_has_the_modes_of_its_own_request() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen =
         client.send_together(&[with_modes("a", &["publish"]), with_modes("a", &["subscribe", "presence"])]);
     assert_eq!(modes_of(&seen[..2]), ["publish"]);
@@ -140,11 +143,11 @@ fn occupancy_needs_a_capability_to_listen_or_see_members() {
         ("writer", json!(true), &["2 a 40160"], false),
         ("writer", json!(false), &["deliver chat:1 false", "9 a"], false),
     ] {
-        let mut client = Client::key(key);
+        let mut client = SessionTestClient::key(key);
         assert_eq!(brief(&client.send(&asked(occupancy.clone()))), expected, "{key} {occupancy}");
         assert_eq!(client.session.watches(&name), watches, "{key} {occupancy}");
     }
-    let mut client = Client::key("chat");
+    let mut client = SessionTestClient::key("chat");
     client.send(&asked(json!(true)));
     client.send(&attach("b", "chat:1"));
     assert!(!client.session.watches(&name), "a further attach says anew what is asked");
@@ -155,12 +158,12 @@ fn occupancy_needs_a_capability_to_listen_or_see_members() {
 
 #[test]
 fn occupancy_ends_with_the_capability_for_it() {
-    let mut client = Client::key("chat");
+    let mut client = SessionTestClient::key("chat");
     let asked = json!({"op": 8, "id": "a", "channel": "chat:1", "modes": ["publish"], "occupancy": true});
     client.send(&asked);
     let name = ChannelName::of("chat:1");
     assert!(client.session.watches(&name) && client.session.is_silent(&name));
-    let writer = Client::key("writer").session.principal().clone();
+    let writer = SessionTestClient::key("writer").session.principal().clone();
     let seen = client.act(|session, _, out| session.renew(writer.clone(), out));
     assert_eq!(brief(&seen), ["recount chat:1"]);
     assert!(!client.session.watches(&name));

@@ -1,8 +1,8 @@
 use super::*;
 
 #[test]
-fn connected_says_who_and_for_how_long() {
-    let mut client = Client::key_as("all", Some("ann"));
+fn connected_carries_the_client_id_and_limits() {
+    let mut client = SessionTestClient::key_as("all", Some("ann"));
     let seen = client.opened();
     let mut connected = frame(&seen).clone();
     let key = connected.as_object_mut().unwrap().remove("connectionKey").unwrap();
@@ -18,18 +18,18 @@ fn connected_says_who_and_for_how_long() {
 
 #[test]
 fn connected_has_token_expiry_and_client_id_only_if_present() {
-    let mut client = Client::token(&token_of("all", &json!({"*": ["publish"]}), None, 3600));
+    let mut client = SessionTestClient::token(&token_of("all", &json!({"*": ["publish"]}), None, 3600));
     let seen = client.opened();
     assert_eq!(frame(&seen)["expires"], json!((NOW_S + 3600) * 1000));
     assert!(frame(&seen).get("clientId").is_none());
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.opened();
     assert!(frame(&seen).get("expires").is_none());
 }
 
 #[test]
 fn connection_ids_and_keys_are_fresh() {
-    let (mut one, mut other) = (Client::key("all"), Client::key("all"));
+    let (mut one, mut other) = (SessionTestClient::key("all"), SessionTestClient::key("all"));
     let (one, other) = (one.opened(), other.opened());
     assert_ne!(frame(&one)["connectionId"], frame(&other)["connectionId"]);
     assert_ne!(frame(&one)["connectionKey"], frame(&other)["connectionKey"]);
@@ -37,7 +37,7 @@ fn connection_ids_and_keys_are_fresh() {
 
 #[test]
 fn a_heartbeat_is_answered_when_it_has_an_id() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     assert_eq!(client.send(&json!({"op": 0})), []);
     assert_eq!(client.send(&json!({"op": 0, "id": 7})), [], "an id that is not a string counts as none");
     let seen = client.send(&json!({"op": 0, "id": "h"}));
@@ -46,17 +46,17 @@ fn a_heartbeat_is_answered_when_it_has_an_id() {
 
 #[test]
 fn op_5_ends_at_once_and_nothing_is_done_after_it() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     client.send(&publish("p", "a"));
     let seen = client.send_together(&[json!({"op": 5}), json!({"op": 0, "id": "h"}), publish("q", "a")]);
-    assert_eq!(seen, [Seen::Frame(json!({"op": 6})), end(close::NORMAL)]);
+    assert_eq!(seen, [SessionEffect::Frame(json!({"op": 6})), end(close::NORMAL)]);
     assert_eq!(client.acked(1), [], "nothing follows the ending");
     assert_eq!(client.send(&json!({"op": 5})), []);
 }
 
 #[test]
 fn an_unknown_op_is_answered_and_the_connection_stays() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send(&json!({"op": 99, "id": "u"}));
     assert_eq!(*frame(&seen), json!({"op": 2, "id": "u", "error": "op 99 is unknown", "code": 40000}));
     assert_eq!(client.send(&json!({"op": 99})), []);
@@ -75,7 +75,7 @@ fn unreadable_frame_ends_connection() {
         ("a number", true, b"13", close::PROTOCOL),
     ];
     for (case, text, payload, code) in cases {
-        let mut client = Client::key("all");
+        let mut client = SessionTestClient::key("all");
         let seen = client.payload(text, payload);
         assert_eq!(brief(&seen[..1]), ["7  40000"], "{case}");
         assert_eq!(seen[1..], [end(code)], "{case}");
@@ -86,7 +86,7 @@ fn unreadable_frame_ends_connection() {
 #[test]
 fn msgpack_is_spoken_in_binary_frames_alone() {
     let basic = format!("Basic {}", STANDARD.encode("secret-of-all.all"));
-    let begin = |limits| Client::begin(&basic, None, Format::MsgPack, limits);
+    let begin = |limits| SessionTestClient::begin(&basic, None, Format::MsgPack, limits);
     let heartbeat = fanfare_proto::msgpack::from_json(r#"{"op":0,"id":"h"}"#);
     let mut client = begin(Limits::default());
     let opened = client.opened();
@@ -108,14 +108,14 @@ fn nesting_at_the_limit_and_one_past() {
         let data = "[".repeat(depth) + &"]".repeat(depth);
         format!(r#"{{"op":13,"id":"p","channel":"a","data":{data}}}"#)
     };
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     assert_eq!(brief(&client.payload(true, nested(63).as_bytes())), ["publish 1"]);
     assert_eq!(brief(&client.payload(true, nested(64).as_bytes())), ["7  40000", "end 1002"]);
 }
 
 #[test]
 fn requests_without_an_id_are_done_and_not_answered() {
-    let mut client = Client::key("chat");
+    let mut client = SessionTestClient::key("chat");
     let message = |channel: &str| json!({"op": 13, "channel": channel, "data": 1});
     assert_eq!(brief(&client.send(&message("chat:a"))), ["publish 1"]);
     assert_eq!(client.acked(1), [], "an ack");
@@ -137,7 +137,7 @@ fn names_of_channels_at_the_limit_and_one_past() {
         ("a\u{1f}".to_owned(), "2 i 40003"),
         ("é".repeat(256) + "x", "2 i 40003"),
     ];
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     for (channel, expected) in cases {
         for op in [8, 10, 12, 13] {
             let request = json!({"op": op, "id": "i", "channel": channel, "action": "enter"});
@@ -152,7 +152,7 @@ fn names_of_channels_at_the_limit_and_one_past() {
 
 #[test]
 fn a_ping_is_answered_in_its_place_and_not_after_the_end() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     client.opened();
     let seen = client.act(|session, cx, out| {
         session.ping(b"first", out);
@@ -161,10 +161,10 @@ fn a_ping_is_answered_in_its_place_and_not_after_the_end() {
         session.message(cx, true, br#"{"op":5}"#, out);
         session.ping(b"late", out);
     });
-    let pong = |payload: &[u8]| Seen::Pong(payload.to_vec());
+    let pong = |payload: &[u8]| SessionEffect::Pong(payload.to_vec());
     assert_eq!(seen[0], pong(b"first"));
-    assert_eq!(seen[1], Seen::Frame(json!({"op": 0, "id": "a"})));
+    assert_eq!(seen[1], SessionEffect::Frame(json!({"op": 0, "id": "a"})));
     assert_eq!(seen[2], pong(b"second"));
-    assert_eq!(seen.iter().filter(|seen| matches!(seen, Seen::Pong(_))).count(), 2, "{seen:?}");
+    assert_eq!(seen.iter().filter(|seen| matches!(seen, SessionEffect::Pong(_))).count(), 2, "{seen:?}");
     assert!(client.session.has_ended());
 }

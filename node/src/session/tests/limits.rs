@@ -6,7 +6,7 @@ fn array(id: &str, messages: usize) -> Value {
 
 #[test]
 fn publishes_at_the_burst_and_one_past() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     for ticket in 1..=400 {
         assert_eq!(brief(&client.send(&publish("p", "a"))), [format!("publish {ticket}")]);
         client.acked(ticket);
@@ -19,34 +19,34 @@ fn publishes_at_the_burst_and_one_past() {
     assert_eq!(brief(&client.send(&publish("over", "a"))), ["2 over 42900"]);
     client.clock.pass_to(NOW_MS + 5);
     let seen = client.send(&publish("p", "a"));
-    assert!(matches!(seen[..], [Seen::Publish { .. }]), "200 a second: {seen:?}");
+    assert!(matches!(seen[..], [SessionEffect::Publish { .. }]), "200 a second: {seen:?}");
 }
 
 #[test]
 fn each_message_of_an_array_counts() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     assert_eq!(brief(&client.send(&array("p", 399))), ["publish 1"]);
     client.acked(1);
     assert_eq!(brief(&client.send(&array("over", 2))), ["2 over 42900"]);
     let seen = client.send(&array("p", 1));
-    assert!(matches!(seen[..], [Seen::Publish { .. }]), "what was refused took nothing: {seen:?}");
-    assert_eq!(brief(&Client::key("all").send(&array("p", 400))), ["publish 1"]);
-    assert_eq!(brief(&Client::key("all").send(&array("over", 401))), ["2 over 42900"]);
+    assert!(matches!(seen[..], [SessionEffect::Publish { .. }]), "what was refused took nothing: {seen:?}");
+    assert_eq!(brief(&SessionTestClient::key("all").send(&array("p", 400))), ["publish 1"]);
+    assert_eq!(brief(&SessionTestClient::key("all").send(&array("over", 401))), ["2 over 42900"]);
 }
 
 #[test]
 fn publish_refused_by_capability_does_not_count_against_rate() {
-    let mut client = Client::key("chat");
+    let mut client = SessionTestClient::key("chat");
     for _ in 0..500 {
         assert_eq!(brief(&client.send(&publish("p", "other"))), ["2 p 40160"]);
     }
     let seen = client.send(&publish("p", "chat:a"));
-    assert!(matches!(seen[..], [Seen::Publish { .. }]), "{seen:?}");
+    assert!(matches!(seen[..], [SessionEffect::Publish { .. }]), "{seen:?}");
 }
 
 #[test]
 fn controls_at_the_burst_and_one_past() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let auth = json!({"op": 15, "id": "au", "accessToken": "bad"});
     let presence = json!({"op": 12, "id": "pr", "channel": "a", "action": "enter"});
     for _ in 0..100 {
@@ -63,7 +63,7 @@ fn controls_at_the_burst_and_one_past() {
     assert_eq!(client.send(&json!({"op": 8, "channel": "a"})), [], "without an id it is only refused");
     assert_eq!(brief(&client.send(&json!({"op": 0, "id": "h"}))), ["0 h"], "a heartbeat is none");
     let seen = client.send(&publish("p", "b"));
-    assert!(matches!(seen[..], [Seen::Publish { .. }]), "nor is a publish: {seen:?}");
+    assert!(matches!(seen[..], [SessionEffect::Publish { .. }]), "nor is a publish: {seen:?}");
     client.clock.pass_to(NOW_MS + 19);
     assert_eq!(brief(&client.send(&attach("at", "a"))), ["2 at 42900"]);
     client.clock.pass_to(NOW_MS + 20);
@@ -72,8 +72,11 @@ fn controls_at_the_burst_and_one_past() {
 
 #[test]
 fn no_rate_refuses_nothing() {
-    let mut client =
-        Client::limited(Limits { publishes_per_second: 0, controls_per_second: 0, ..Limits::default() });
+    let mut client = SessionTestClient::limited(Limits {
+        publishes_per_second: 0,
+        controls_per_second: 0,
+        ..Limits::default()
+    });
     assert_eq!(brief(&client.send(&array("p", 5_000))), ["publish 1"]);
     for _ in 0..1_000 {
         assert_eq!(brief(&client.send(&detach("de", "b"))), ["11 de"]);

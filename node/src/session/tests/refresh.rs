@@ -16,10 +16,10 @@ fn expires_ms(seconds: u64) -> u64 {
 
 #[test]
 fn accepted_refresh_token_is_acked_and_followed_by_connected() {
-    let mut client = Client::token(&token_of("all", &everything(), Some("ann"), HOUR_S));
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), Some("ann"), HOUR_S));
     client.opened();
     let seen = client.send(&refresh(&token_of("all", &everything(), Some("ann"), 2 * HOUR_S)));
-    assert_eq!(seen[0], Seen::Frame(json!({"op": 1, "id": "au"})));
+    assert_eq!(seen[0], SessionEffect::Frame(json!({"op": 1, "id": "au"})));
     let connected = frame(&seen[1..]);
     assert_eq!(connected["connectionId"], json!(client.session.connection_id().to_string()));
     assert_eq!(connected["resumed"], json!(true));
@@ -31,13 +31,13 @@ fn accepted_refresh_token_is_acked_and_followed_by_connected() {
 #[test]
 fn a_token_must_keep_the_account_and_the_client_id() {
     let all = |client_id| token_of("all", &everything(), client_id, HOUR_S);
-    let forced_ann = || Client::token(&all(Some("ann")));
-    let chosen_ann = || Client::key_as("all", Some("ann"));
-    let nobody = || Client::key("all");
+    let forced_ann = || SessionTestClient::token(&all(Some("ann")));
+    let chosen_ann = || SessionTestClient::key_as("all", Some("ann"));
+    let nobody = || SessionTestClient::key("all");
     let other = token_of("other", &json!({"*": ["publish"]}), None, HOUR_S);
     let forged = all(None) + "x";
     let narrow = json!({"chat:1": ["publish"]});
-    let cases: [(&str, Client, String, Option<Reason>); 12] = [
+    let cases: [(&str, SessionTestClient, String, Option<Reason>); 12] = [
         ("forced, the same", forced_ann(), all(Some("ann")), None),
         ("forced, another", forced_ann(), all(Some("bob")), Some(Reason::OtherClientId)),
         ("forced, none", forced_ann(), all(None), Some(Reason::OtherClientId)),
@@ -61,7 +61,7 @@ fn a_token_must_keep_the_account_and_the_client_id() {
 
 #[test]
 fn chosen_client_id_stays_and_is_forced_by_token_naming_it() {
-    let mut client = Client::key_as("all", Some("ann"));
+    let mut client = SessionTestClient::key_as("all", Some("ann"));
     let seen = client.send(&refresh(&token_of("all", &everything(), None, HOUR_S)));
     assert_eq!(frame(&seen[1..])["clientId"], json!("ann"));
     client.send(&refresh(&token_of("all", &everything(), Some("ann"), HOUR_S)));
@@ -71,7 +71,7 @@ fn chosen_client_id_stays_and_is_forced_by_token_naming_it() {
 
 #[test]
 fn after_a_refusal_the_old_credential_stands() {
-    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), None, HOUR_S));
     client.send(&attach("at", "a"));
     let seen = client.send(&refresh(&token_of("other", &json!({"x": ["publish"]}), None, 2 * HOUR_S)));
     assert_eq!(brief(&seen), ["2 au 40140"]);
@@ -82,7 +82,7 @@ fn after_a_refusal_the_old_credential_stands() {
 
 #[test]
 fn a_narrower_token_takes_what_it_does_not_grant() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     for channel in ["a", "b", "c", "d"] {
         client.send(&attach("at", channel));
     }
@@ -93,10 +93,10 @@ fn a_narrower_token_takes_what_it_does_not_grant() {
     let taken = brief(&seen[2..]);
     let expected = ["deliver b false", "9 ", "11  40160", "detach c", "deliver d true", "9 "];
     assert_eq!(taken, expected, "nothing is said of a");
-    let Seen::Frame(attached) = &seen[3] else { panic!("{seen:?}") };
+    let SessionEffect::Frame(attached) = &seen[3] else { panic!("{seen:?}") };
     assert_eq!(attached["modes"], json!(["publish"]));
     assert_eq!((&attached["resumed"], attached.get("id")), (&json!(true), None));
-    let Seen::Frame(detached) = &seen[4] else { panic!("{seen:?}") };
+    let SessionEffect::Frame(detached) = &seen[4] else { panic!("{seen:?}") };
     assert_eq!(detached["channel"], json!("c"));
     assert!(detached["error"].is_string());
     assert_eq!(brief(&client.send(&publish("p", "c"))), ["2 p 40160"]);
@@ -107,7 +107,7 @@ fn a_narrower_token_takes_what_it_does_not_grant() {
 
 #[test]
 fn waiting_requests_are_checked_against_refreshed_token() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     client.send(&publish("p", "a"));
     client.send(&attach("at", "a"));
     client.send(&publish("q", "a"));
@@ -117,7 +117,7 @@ fn waiting_requests_are_checked_against_refreshed_token() {
 
 #[test]
 fn a_new_token_is_asked_for_30_s_before_the_old_one_expires() {
-    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), None, HOUR_S));
     assert_eq!(brief(&client.opened()), ["3 "]);
     let expires = expires_ms(HOUR_S);
     assert_eq!(client.session.due_ms(), Some(expires - 30_000));
@@ -131,20 +131,20 @@ fn a_new_token_is_asked_for_30_s_before_the_old_one_expires() {
 #[test]
 fn a_token_that_lives_shorter_is_asked_for_at_once() {
     for (seconds, asked) in [(30, true), (31, false)] {
-        // The clock stands half a second into the first of them.
-        let mut client = Client::token(&token_of("all", &everything(), None, seconds));
+        // The clock is half a second into the first of them.
+        let mut client = SessionTestClient::token(&token_of("all", &everything(), None, seconds));
         let seen = client.opened();
         assert_eq!(brief(&seen).contains(&"15  40142".to_owned()), asked, "{seconds} s");
     }
-    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), None, HOUR_S));
     client.opened();
     let seen = client.send(&refresh(&token_of("all", &everything(), None, 10)));
     assert_eq!(brief(&seen), ["1 au", "3 ", "15  40142"], "after a refresh too");
 }
 
 #[test]
-fn a_refresh_begins_the_asking_anew() {
-    let mut client = Client::token(&token_of("all", &everything(), None, 40));
+fn token_refresh_restarts_the_request_for_a_new_token() {
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), None, 40));
     client.opened();
     assert_eq!(brief(&client.tick_at(expires_ms(40) - 30_000)), ["15  40142"]);
     client.send(&refresh(&token_of("all", &everything(), None, 100)));
@@ -153,14 +153,17 @@ fn a_refresh_begins_the_asking_anew() {
 }
 
 #[test]
-fn at_expiry_the_client_is_told_to_come_back_and_closed() {
-    let mut client = Client::token(&token_of("all", &everything(), None, HOUR_S));
+fn client_is_asked_to_reconnect_and_closed_at_token_expiry() {
+    let mut client = SessionTestClient::token(&token_of("all", &everything(), None, HOUR_S));
     client.opened();
     client.send(&publish("p", "a"));
     let seen = client.tick_at(expires_ms(HOUR_S));
     let error = "the token has expired";
     let disconnected = json!({"op": 4, "error": error, "code": 40142, "reconnectAfterMs": 0});
-    assert_eq!(seen, [Seen::Frame(disconnected), Seen::End { code: 4001, after_ms: 1_000 }]);
+    assert_eq!(
+        seen,
+        [SessionEffect::Frame(disconnected), SessionEffect::End { code: 4001, after_ms: 1_000 }]
+    );
     assert_eq!(client.send(&json!({"op": 0, "id": "h"})), []);
     assert_eq!(client.acked(1), []);
     assert_eq!(client.tick_at(expires_ms(HOUR_S) + 1), []);
@@ -168,18 +171,18 @@ fn at_expiry_the_client_is_told_to_come_back_and_closed() {
 
 #[test]
 fn a_key_does_not_expire() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     assert_eq!(client.session.due_ms(), None);
     assert_eq!(client.tick_at(u64::MAX / 2), []);
 }
 
 #[test]
 fn a_key_that_was_narrowed_takes_what_it_no_longer_grants() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     for channel in ["a", "chat:1", "chat:2"] {
         client.send(&attach("at", channel));
     }
-    let narrower = Client::key("chat").session.principal().clone();
+    let narrower = SessionTestClient::key("chat").session.principal().clone();
     let seen = client.act(|session, _, out| session.renew(narrower.clone(), out));
     let expected = ["11  40160", "detach a", "deliver chat:1 true", "9 ", "deliver chat:2 true", "9 "];
     assert_eq!(brief(&seen), expected, "no presence on chat");
@@ -189,18 +192,18 @@ fn a_key_that_was_narrowed_takes_what_it_no_longer_grants() {
 }
 
 #[test]
-fn a_grant_outside_the_modes_is_told_when_it_changes() {
-    let mut client = Client::key("chat");
+fn grant_change_outside_the_modes_is_recounted() {
+    let mut client = SessionTestClient::key("chat");
     client.send(&json!({"op": 8, "id": "at", "channel": "chat:1", "modes": ["subscribe"]}));
     client.send(&attach("at", "chat:2"));
     let name = ChannelName::of("chat:1");
     assert!(client.session.publishes(&name));
-    let reader = Client::key("reader").session.principal().clone();
+    let reader = SessionTestClient::key("reader").session.principal().clone();
     let seen = client.act(|session, _, out| session.renew(reader.clone(), out));
     assert_eq!(brief(&seen), ["recount chat:1", "deliver chat:2 true", "9 "]);
     assert!(!client.session.publishes(&name));
     assert_eq!(client.act(|session, _, out| session.renew(reader.clone(), out)), []);
-    let writer = Client::key("chat").session.principal().clone();
+    let writer = SessionTestClient::key("chat").session.principal().clone();
     let seen = client.act(|session, _, out| session.renew(writer.clone(), out));
     assert_eq!(brief(&seen), ["recount chat:1", "recount chat:2"], "modes are not widened");
     assert!(client.session.publishes(&name) && !client.session.is_silent(&name));

@@ -8,16 +8,16 @@ fn attach_after(id: &str, channel: &str, serial: &str) -> Value {
 
 #[test]
 fn an_attach_with_a_position_is_answered_when_it_is_looked_for() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send(&attach_after("a", "chat:1", &serial(MISSED)));
     assert_eq!(brief(&seen), ["deliver chat:1 true"]);
     let (begin, reply) = client.looked_for.pop().unwrap();
-    assert_eq!(begin, Begin::After(Serial::single(1, 3)));
+    assert_eq!(begin, DeliveryStart::After(Serial::single(1, 3)));
     let attached = json!({
         "op": 9, "id": "a", "channel": "chat:1", "serial": serial(MISSED), "resumed": true,
         "presence": false, "modes": ["subscribe", "publish", "presence"],
     });
-    assert_eq!(client.settle(&reply, MISSED, true), [Seen::Frame(attached)]);
+    assert_eq!(client.settle(&reply, MISSED, true), [SessionEffect::Frame(attached)]);
     assert_eq!(brief(&client.send(&detach("d", "chat:1"))), ["11 d", "detach chat:1"]);
 }
 
@@ -25,15 +25,15 @@ fn an_attach_with_a_position_is_answered_when_it_is_looked_for() {
 fn a_serial_that_cannot_be_read_is_no_position() {
     let long = format!("{}~{}", serial(MISSED), "x".repeat(512));
     for text in ["", "x", "~", "AAAAAAAB", "AAAAAAAB.01", &long] {
-        let seen = Client::key("all").send(&attach_after("a", "chat:1", text));
-        let Seen::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
+        let seen = SessionTestClient::key("all").send(&attach_after("a", "chat:1", text));
+        let SessionEffect::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
         assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(false), &json!(serial(POSITION))));
     }
 }
 
 #[test]
 fn requests_on_resuming_channel_wait_and_other_channels_proceed() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send_together(&[
         attach_after("1", "a", &serial(MISSED)),
         detach("2", "a"),
@@ -48,7 +48,7 @@ fn requests_on_resuming_channel_wait_and_other_channels_proceed() {
 
 #[test]
 fn a_publish_goes_on_and_is_answered_behind_the_attach() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let seen = client.send_together(&[attach_after("1", "a", &serial(MISSED)), publish("2", "a")]);
     assert_eq!(brief(&seen), ["deliver a true", "publish 2"]);
     assert!(client.acked(2).is_empty());
@@ -58,17 +58,17 @@ fn a_publish_goes_on_and_is_answered_behind_the_attach() {
 
 #[test]
 fn an_attached_channel_replays_nothing() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     client.send(&attach("a", "a"));
     let seen = client.send(&attach_after("b", "a", &serial(MISSED)));
-    let Seen::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
+    let SessionEffect::Frame(attached) = &seen[1] else { panic!("{seen:?}") };
     assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &json!(serial(POSITION))));
 }
 
 #[test]
 fn a_capability_that_is_narrowed_meanwhile_refuses_the_attach() {
     let all = json!({"a": ["subscribe"], "b": ["subscribe", "publish"]});
-    let mut client = Client::token(&token_of("all", &all, None, 3600));
+    let mut client = SessionTestClient::token(&token_of("all", &all, None, 3600));
     client.send(&attach_after("1", "a", &serial(MISSED)));
     client.send(&attach_after("2", "b", &serial(MISSED)));
     let less = token_of("all", &json!({"b": ["publish"]}), None, 3600);
@@ -80,17 +80,17 @@ fn a_capability_that_is_narrowed_meanwhile_refuses_the_attach() {
 }
 
 #[test]
-fn lost_continuity_is_told_of_what_is_attached() {
-    let mut client = Client::key("all");
+fn continuity_loss_is_sent_only_for_attached_channels() {
+    let mut client = SessionTestClient::key("all");
     client.send(&attach("a", "a"));
     let mut tell = |channel: &str| {
         let channel = ChannelName::of(channel);
         client.act(|session, _, out| session.continuity_lost(&channel, Serial::single(1, 9), false, out))
     };
-    let told = json!({
+    let expected = json!({
         "op": 9, "channel": "a", "serial": Serial::single(1, 9).to_string(), "resumed": false,
         "presence": false, "modes": ["subscribe", "publish", "presence"],
     });
-    assert_eq!(tell("a"), [Seen::Frame(told)]);
+    assert_eq!(tell("a"), [SessionEffect::Frame(expected)]);
     assert!(tell("b").is_empty());
 }

@@ -4,19 +4,19 @@ fn attach_back(channel: &str, rewind: &str) -> Value {
     json!({"op": 8, "id": "a", "channel": channel, "rewind": rewind})
 }
 
-/// What is looked for when this is asked.
-fn looked_for(client: &mut Client, request: &Value) -> Option<Begin> {
+/// Start that the attach in this request asks for.
+fn looked_for(client: &mut SessionTestClient, request: &Value) -> Option<DeliveryStart> {
     client.send(request);
     client.looked_for.pop().map(|(begin, _)| begin)
 }
 
 #[test]
 fn a_rewind_is_looked_for_at_the_first_attach_alone() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     let last_ten = Rewind { count: 10, since_ms: 0, is_cut: false };
-    assert_eq!(looked_for(&mut client, &attach_back("a", "10")), Some(Begin::Back(last_ten)));
+    assert_eq!(looked_for(&mut client, &attach_back("a", "10")), Some(DeliveryStart::Rewind(last_ten)));
     let five_minutes = Rewind { count: 100, since_ms: NOW_MS - 300_000, is_cut: false };
-    assert_eq!(looked_for(&mut client, &attach_back("b", "5m")), Some(Begin::Back(five_minutes)));
+    assert_eq!(looked_for(&mut client, &attach_back("b", "5m")), Some(DeliveryStart::Rewind(five_minutes)));
     client.send(&attach("a", "c"));
     assert_eq!(looked_for(&mut client, &attach_back("c", "10")), None, "attached already");
     let with_serial = json!({"op": 8, "channel": "d", "rewind": "10", "serial": "not one"});
@@ -27,7 +27,7 @@ fn a_rewind_is_looked_for_at_the_first_attach_alone() {
 
 #[test]
 fn a_rewind_at_its_limit_and_one_past() {
-    let mut client = Client::key("all");
+    let mut client = SessionTestClient::key("all");
     assert!(looked_for(&mut client, &attach_back("a", "100")).is_some());
     for bad in ["101", "0", "", "ten", "5h", "-5s"] {
         let seen = client.send(&attach_back("b", bad));
@@ -40,15 +40,15 @@ fn a_rewind_at_its_limit_and_one_past() {
 #[test]
 fn beyond_the_window_it_needs_history() {
     let subscriber = token_of("all", &json!({"*": ["subscribe"]}), None, 3600);
-    let mut client = Client::token(&subscriber);
+    let mut client = SessionTestClient::token(&subscriber);
     let window_ms = client.limits.resume_window_ms;
     let within = format!("{}s", window_ms / 1_000);
     let since_ms = NOW_MS - window_ms;
     let whole = Rewind { count: 100, since_ms, is_cut: false };
-    assert_eq!(looked_for(&mut client, &attach_back("a", &within)), Some(Begin::Back(whole)));
+    assert_eq!(looked_for(&mut client, &attach_back("a", &within)), Some(DeliveryStart::Rewind(whole)));
     let cut = Rewind { is_cut: true, ..whole };
     let beyond = format!("{}s", window_ms / 1_000 + 1);
-    assert_eq!(looked_for(&mut client, &attach_back("b", &beyond)), Some(Begin::Back(cut)));
+    assert_eq!(looked_for(&mut client, &attach_back("b", &beyond)), Some(DeliveryStart::Rewind(cut)));
     let counted = Rewind { count: 7, ..cut };
-    assert_eq!(looked_for(&mut client, &attach_back("c", "7")), Some(Begin::Back(counted)));
+    assert_eq!(looked_for(&mut client, &attach_back("c", "7")), Some(DeliveryStart::Rewind(counted)));
 }

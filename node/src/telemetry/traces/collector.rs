@@ -10,23 +10,23 @@ use reqwest::redirect::Policy;
 use rustls::ClientConfig;
 
 use super::CollectorUrl;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// From the connecting to the end of the answer.
+/// Time from the connect to the end of the answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(30);
-/// A longer answer is not read.
+/// Answer size beyond which the answer is not read.
 const ANSWER_BYTES: usize = 64 * 1024;
 
-/// Posts to one collector; each batch once, whatever comes of it.
+/// Posts to one collector; sends each batch once, whatever the result.
 #[derive(Debug)]
 pub struct Collector(pub(super) SpanExporter);
 
 impl Collector {
-    /// `OTEL_EXPORTER_OTLP_HEADERS` may hold headers for it.
+    /// Builds the client. `OTEL_EXPORTER_OTLP_HEADERS` may contain headers for it.
     ///
     /// # Errors
-    /// This machine has no client for it, or the environment holds a setting of OTLP that is none.
+    /// This machine has no client for it, or the environment has an invalid setting of OTLP.
     pub fn new(
         url: &CollectorUrl,
         tls: ClientConfig,
@@ -43,7 +43,7 @@ impl Collector {
             .build()?;
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(Client(client))
+            .with_http_client(CollectorClient(client))
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(url.traces())
             .with_timeout(TIMEOUT)
@@ -54,19 +54,19 @@ impl Collector {
 }
 
 #[derive(Debug)]
-struct Client(reqwest::Client);
+struct CollectorClient(reqwest::Client);
 
-/// The innermost error; those around it hold the address.
+/// The innermost error; the outer ones contain the address.
 fn tell(error: &reqwest::Error) {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
-    tracing::warn!(target: OFTEN, %cause, "collector cannot be reached");
+    tracing::warn!(target: RATE_LIMITED, %cause, "collector cannot be reached");
 }
 
 #[async_trait]
-impl HttpClient for Client {
+impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
         let mut answer = self.0.execute(request.try_into()?).await.inspect_err(tell)?;
         let mut response = http::Response::builder().status(answer.status());

@@ -1,4 +1,4 @@
-//! The way of ended spans to the collector: a bounded queue, and a task that sends what it holds in batches.
+//! The path of ended spans to the collector: a bounded queue, and a task that sends its spans in batches.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::Collector;
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
 /// Ended spans that wait; further ones are dropped and counted.
 pub(super) const QUEUE: usize = 4_096;
-/// The most of them in one request.
+/// Spans in one request at most.
 const BATCH: usize = 512;
-/// How long the first of a batch waits for others.
+/// Time for which the first span of a batch waits for others.
 const LINGER: Duration = Duration::from_millis(500);
-/// What a stop gives the spans that wait.
+/// Time at a stop for sending the waiting spans.
 const FLUSH: Duration = Duration::from_secs(1);
 
 const EXPORTED: &str = "fanfare_spans_exported_total";
@@ -26,16 +26,16 @@ const DROPPED: &str = "fanfare_spans_dropped_total";
 
 /// Why a span does not reach the collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dropped {
-    /// The collector takes less than there is, or nothing.
+enum SpanDropReason {
+    /// The collector is slower than spans end, or unreachable.
     QueueFull,
-    /// It did not take the batch.
+    /// The collector did not take the batch.
     Export,
     /// The node has stopped.
     Stop,
 }
 
-impl Dropped {
+impl SpanDropReason {
     const ALL: [Self; 3] = [Self::QueueFull, Self::Export, Self::Stop];
 
     fn name(self) -> &'static str {
@@ -51,39 +51,39 @@ impl Dropped {
     }
 }
 
-/// Makes the counters, so that they are there before the first span.
+/// Registers the counters, so that they exist before the first span.
 pub(in crate::telemetry) fn begin_to_count() {
-    for reason in Dropped::ALL {
+    for reason in SpanDropReason::ALL {
         reason.count(0);
     }
     metrics::counter!(EXPORTED).increment(0);
 }
 
-/// Where spans go when they end.
+/// Sender of ended spans.
 #[derive(Debug)]
-pub(super) struct Queued(mpsc::Sender<SpanData>);
+pub(super) struct SpanQueue(mpsc::Sender<SpanData>);
 
-/// Sends what was recorded.
+/// Sends the recorded spans.
 #[derive(Debug)]
 pub struct Exporter {
     collector: Collector,
     ended: mpsc::Receiver<SpanData>,
 }
 
-/// Spans that end while it is full are dropped.
-pub(super) fn queue() -> (Queued, mpsc::Receiver<SpanData>) {
+/// The queue of ended spans; spans that end while it is full are dropped.
+pub(super) fn queue() -> (SpanQueue, mpsc::Receiver<SpanData>) {
     let (sender, ended) = mpsc::channel(QUEUE);
-    (Queued(sender), ended)
+    (SpanQueue(sender), ended)
 }
 
-impl SpanProcessor for Queued {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
         match self.0.try_send(span) {
             Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => Dropped::QueueFull.count(1),
-            Err(mpsc::error::TrySendError::Closed(_)) => Dropped::Stop.count(1),
+            Err(mpsc::error::TrySendError::Full(_)) => SpanDropReason::QueueFull.count(1),
+            Err(mpsc::error::TrySendError::Closed(_)) => SpanDropReason::Stop.count(1),
         }
     }
 
@@ -106,7 +106,7 @@ impl Exporter {
         Self { collector, ended }
     }
 
-    /// Sends until the node stops, and then for a second at most what still waits.
+    /// Sends spans until the node stops, and the waiting ones for at most a second afterwards.
     pub async fn run(mut self, stopping: CancellationToken) {
         let over = async {
             stopping.cancelled().await;
@@ -125,7 +125,7 @@ impl Exporter {
             tokio::select! {
                 () = self.collector.send(batch) => {}
                 () = &mut over => {
-                    Dropped::Stop.count(count);
+                    SpanDropReason::Stop.count(count);
                     break;
                 }
             }
@@ -135,14 +135,14 @@ impl Exporter {
         while self.ended.try_recv().is_ok() {
             left += 1;
         }
-        Dropped::Stop.count(left);
+        SpanDropReason::Stop.count(left);
     }
 }
 
-/// The next batch; of a node that stops what is there, which may be nothing.
+/// The next batch; while the node stops, the waiting spans, possibly none.
 async fn next(ended: &mut mpsc::Receiver<SpanData>, stopping: &CancellationToken) -> Vec<SpanData> {
     let mut batch = Vec::new();
-    let gathered = async {
+    let batching = async {
         if ended.recv_many(&mut batch, BATCH).await == 0 {
             return;
         }
@@ -156,7 +156,7 @@ async fn next(ended: &mut mpsc::Receiver<SpanData>, stopping: &CancellationToken
             }
         }
     };
-    stopping.run_until_cancelled(gathered).await;
+    stopping.run_until_cancelled(batching).await;
     while batch.len() < BATCH
         && let Ok(span) = ended.try_recv()
     {
@@ -171,8 +171,8 @@ impl Collector {
         match self.0.export(batch).await {
             Ok(()) => metrics::counter!(EXPORTED).increment(spans as u64),
             Err(error) => {
-                Dropped::Export.count(spans);
-                tracing::warn!(target: OFTEN, spans, %error, "spans were not exported");
+                SpanDropReason::Export.count(spans);
+                tracing::warn!(target: RATE_LIMITED, spans, %error, "spans were not exported");
             }
         }
     }

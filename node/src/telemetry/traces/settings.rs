@@ -5,15 +5,16 @@ use std::fmt;
 use url::Url;
 
 const BYTES_MAX: usize = 2048;
-/// Where a collector takes traces, behind its base.
+/// Path for traces below the collector's base URL.
 const PATH: &str = "v1/traces";
 
-/// The base of a collector: `http://` or `https://` with a host, and neither a user nor a query, which would be secrets.
+/// The base URL of a collector: `http://` or `https://` with a host, and without user and query, which would be
+/// secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CollectorUrl(Url);
 
 impl CollectorUrl {
-    /// The error shows nothing of the text.
+    /// Parses a URL. The error shows nothing of the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         if text.len() > BYTES_MAX {
             return Err(format!("must not be longer than {BYTES_MAX} bytes"));
@@ -38,7 +39,7 @@ impl CollectorUrl {
         Ok(Self(url))
     }
 
-    /// Where traces are posted to.
+    /// The URL that traces are posted to.
     pub(super) fn traces(&self) -> String {
         format!("{}/{PATH}", self.0.as_str().trim_end_matches('/'))
     }
@@ -50,11 +51,11 @@ impl fmt::Display for CollectorUrl {
     }
 }
 
-/// From 0 to 1: of how many requests without a sampled parent a trace begins.
+/// The share, from 0 to 1, of requests without a sampled parent that begin a trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SampleRatio(f64);
 
-/// It is never NaN.
+/// Total equality, as the value is never NaN.
 impl Eq for SampleRatio {}
 
 impl SampleRatio {

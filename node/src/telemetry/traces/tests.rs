@@ -13,7 +13,7 @@ use super::*;
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-fn recorder(ratio: &str) -> (Tracing, Receiver<SpanData>) {
+fn recorder(ratio: &str) -> (TraceRecorder, Receiver<SpanData>) {
     let (queued, ended) = export::queue();
     (tracing(queued, SampleRatio::parse(ratio).expect("a ratio"), "n1").0, ended)
 }
@@ -40,11 +40,14 @@ fn collector(url: &str) -> Collector {
 
 #[test]
 fn spans_that_are_not_recorded_are_a_null_pointer() {
-    assert_eq!(size_of::<Span>(), size_of::<usize>());
-    let mut span = Span::first("publish", Kind::Producer);
+    assert_eq!(size_of::<TraceSpan>(), size_of::<usize>());
+    let mut span = TraceSpan::first("publish", TraceSpanKind::Producer);
     span.set("never", || unreachable!("nothing is recorded"));
     assert!(!span.is_recorded() && span.context().is_none());
-    assert!(!Span::within(TraceContext::parse(PARENT, "").as_ref(), "store", Kind::Internal).is_recorded());
+    assert!(
+        !TraceSpan::within(TraceContext::parse(PARENT, "").as_ref(), "store", TraceSpanKind::Internal)
+            .is_recorded()
+    );
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn methods_of_a_clients_choice_are_not_recorded() {
 fn spans_beyond_the_queue_are_dropped() {
     let (tracing, mut ended) = recorder("1");
     for _ in 0..export::QUEUE + 100 {
-        drop(tracing.start(None, "publish", Kind::Producer, Vec::new()));
+        drop(tracing.start(None, "publish", TraceSpanKind::Producer, Vec::new()));
     }
     let mut waiting = 0;
     while ended.try_recv().is_ok() {
@@ -114,7 +117,7 @@ fn spans_beyond_the_queue_are_dropped() {
 }
 
 #[test]
-fn a_node_says_who_it_is_unless_the_environment_does() {
+fn trace_resource_names_service_node_and_version() {
     let resource = resource("n1");
     let of = |name: &'static str| resource.get(&name.into()).map(|value| value.to_string());
     assert_eq!(of("service.name").as_deref(), Some("fanfare"));
@@ -128,7 +131,7 @@ async fn a_stop_does_not_wait_for_a_collector_that_hangs() {
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     let (queued, ended) = export::queue();
     let (tracing, resource) = tracing(queued, SampleRatio::parse("1").expect("a ratio"), "n1");
-    drop(tracing.start(None, "publish", Kind::Producer, Vec::new()));
+    drop(tracing.start(None, "publish", TraceSpanKind::Producer, Vec::new()));
     let (stopping, begun) = (CancellationToken::new(), Instant::now());
     stopping.cancel();
     Exporter::new(collector(&url), &resource, ended).run(stopping).await;

@@ -4,17 +4,17 @@ use super::*;
 
 const HANDSHAKE_BYTES: usize = 16 * 1024;
 
-struct Both {
+struct TlsTestPair {
     client: ClientConnection,
     server: Box<TlsConnection>,
-    pipe: Pipe,
+    pipe: TlsTestPipe,
 }
 
-impl Both {
+impl TlsTestPair {
     fn new() -> Self {
-        let files = Files::new();
+        let files = TestCertificate::new();
         let server = files.open().unwrap().accept(HANDSHAKE_BYTES).unwrap();
-        Self { client: files.client(), server, pipe: Pipe::new() }
+        Self { client: files.client(), server, pipe: TlsTestPipe::new() }
     }
 
     fn open() -> Self {
@@ -36,7 +36,7 @@ impl Both {
         }
     }
 
-    /// What the client reads of all that the server has written.
+    /// The plaintext that the client reads of everything the server has written.
     fn pipe_to_client(&mut self) -> Vec<u8> {
         let (outgoing, mut text) = (std::mem::take(&mut self.pipe.outgoing), Vec::new());
         let mut rest = &outgoing[..];
@@ -54,7 +54,7 @@ impl Both {
         self.client_to_pipe();
     }
 
-    /// One read into a buffer of 1000 bytes.
+    /// Reads once into a buffer of 1000 bytes.
     fn read(&mut self) -> io::Result<(Vec<u8>, bool)> {
         let mut buffer = [0; 1000];
         let taken = self.server.read(&mut self.pipe, &mut buffer)?;
@@ -79,7 +79,7 @@ fn text(length: usize) -> Vec<u8> {
 
 #[test]
 fn tls_client_data_is_read_whole_and_in_order() {
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     let text = text(200_000);
     both.say(&text);
     assert_eq!(both.read_all(), text);
@@ -88,7 +88,7 @@ fn tls_client_data_is_read_whole_and_in_order() {
 
 #[test]
 fn every_split_of_a_handshake_and_a_text_is_read() {
-    let mut both = Both::new();
+    let mut both = TlsTestPair::new();
     let mut sent = Vec::new();
     let mut got = Vec::new();
     for _ in 0..2000 {
@@ -119,7 +119,7 @@ fn every_split_of_a_handshake_and_a_text_is_read() {
 
 #[test]
 fn a_full_socket_bounds_what_is_taken_and_loses_nothing() {
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     let text = text(300_000);
     both.pipe.room = 10_000;
     let parts: Vec<_> = text.chunks(700).map(IoSlice::new).collect();
@@ -144,7 +144,7 @@ fn a_full_socket_bounds_what_is_taken_and_loses_nothing() {
 
 #[test]
 fn close_notify_ends_the_stream_behind_what_was_said() {
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     both.client.writer().write_all(b"last words").unwrap();
     both.client.send_close_notify();
     both.client_to_pipe();
@@ -159,26 +159,26 @@ fn close_notify_ends_the_stream_behind_what_was_said() {
 
 #[test]
 fn a_stream_that_is_cut_ends_too() {
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     both.say(b"last words");
     both.pipe.ended = true;
     assert_eq!(both.read().unwrap(), (b"last words".to_vec(), true));
     assert_eq!(both.read().unwrap(), (Vec::new(), false));
 
-    let mut early = Both::new();
+    let mut early = TlsTestPair::new();
     early.pipe.ended = true;
     assert_eq!(early.read().unwrap(), (Vec::new(), false), "before the handshake");
 }
 
 #[test]
 fn non_tls_input_is_refused_permanently() {
-    let mut both = Both::new();
+    let mut both = TlsTestPair::new();
     both.pipe.incoming.extend(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n");
     assert_eq!(both.read().unwrap_err().kind(), ErrorKind::InvalidData);
     assert_eq!(both.pipe.outgoing.first(), Some(&21), "an alert");
     assert_eq!(both.read().unwrap_err().kind(), ErrorKind::InvalidData);
 
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     both.say(b"before");
     both.pipe.incoming.extend([23, 3, 3, 0, 20].into_iter().chain([0; 20]));
     assert_eq!(
@@ -191,7 +191,7 @@ fn non_tls_input_is_refused_permanently() {
 
 #[test]
 fn a_handshake_takes_no_more_than_it_may() {
-    let mut both = Both::new();
+    let mut both = TlsTestPair::new();
     // A ClientHello that claims 60000 bytes, in records of 8000.
     let mut hello = vec![1, 0, 0xEA, 0x60];
     hello.resize(60_004, 0);
@@ -207,7 +207,7 @@ fn a_handshake_takes_no_more_than_it_may() {
 
 #[test]
 fn records_that_carry_nothing_do_not_hold_up_the_others() {
-    let mut both = Both::open();
+    let mut both = TlsTestPair::open();
     for _ in 0..2000 {
         both.client.refresh_traffic_keys().unwrap();
         both.client_to_pipe();

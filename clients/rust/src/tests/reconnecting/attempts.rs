@@ -1,4 +1,4 @@
-//! What ends the attempts to come back, and what does not.
+//! Answers that end the attempts to connect again, and answers that do not.
 
 use super::*;
 

@@ -1,28 +1,28 @@
-//! A peer that does not read costs bounded memory and nobody's time, and what it missed is told.
+//! A peer that does not read costs bounded memory and delays no publisher, and its losses are reported.
 
 use std::time::Instant;
 
-use super::relay::Relay;
+use super::relay::TcpRelay;
 use super::*;
 
 #[tokio::test]
 async fn a_peer_that_does_not_read_is_cut_and_learns_of_its_loss() {
-    let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
-    let relay = Relay::to(two.addr).await;
+    let (one, two) = (LinkTestNode::start_with(1, &[SECRET], ONE_STREAM).await, LinkTestNode::start(2).await);
+    let relay = TcpRelay::to(two.addr).await;
     one.links.set_peers(vec![two.at(relay.addr)]);
     one.until("the link is up", |seen| seen.is_up(2)).await;
     assert_eq!(timeout(DEADLINE, one.send(&two, "room", 1)).await, Ok(Ok(())));
     relay.hold(true);
     let link = Arc::clone(&one.links.links.read()[&2]);
     let begun = Instant::now();
-    let mut receipts = Vec::new();
+    let mut acks = Vec::new();
     for sequence in 2..=3000 {
-        receipts.push(one.send_bytes(&two, "room", sequence, 4096));
-        assert!(link.lanes[0].held_bytes() <= ONE_LANE.queue.bytes);
+        acks.push(one.send_bytes(&two, "room", sequence, 4096));
+        assert!(link.queues[0].held_bytes() <= ONE_STREAM.queue.bytes);
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "nothing may wait for the peer");
-    // The first overflow took it.
-    assert_eq!(timeout(DEADLINE, receipts.remove(0)).await, Ok(Err(Lost)));
+    // The first overflow dropped it.
+    assert_eq!(timeout(DEADLINE, acks.remove(0)).await, Ok(Err(LostItem)));
     relay.hold(false);
     let seen = two.until("the loss is told", |seen| !seen.lost.is_empty()).await;
     assert!(seen.lost.iter().all(|&from| from == 1));
@@ -34,35 +34,36 @@ async fn a_peer_that_does_not_read_is_cut_and_learns_of_its_loss() {
 }
 
 #[tokio::test]
-async fn a_loss_before_the_first_lane_is_told_when_there_is_one() {
-    let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
-    let relay = Relay::to(two.addr).await;
+async fn loss_before_first_peer_stream_is_reported_when_it_opens() {
+    let (one, two) = (LinkTestNode::start_with(1, &[SECRET], ONE_STREAM).await, LinkTestNode::start(2).await);
+    let relay = TcpRelay::to(two.addr).await;
     relay.hold(true);
     one.links.set_peers(vec![two.at(relay.addr)]);
-    for sequence in 1..=1 + ONE_LANE.queue.items as u64 {
+    for sequence in 1..=1 + ONE_STREAM.queue.items as u64 {
         one.send(&two, "room", sequence);
     }
     relay.hold(false);
     one.until("the link is up", |seen| seen.is_up(2)).await;
-    let last = 2 + ONE_LANE.queue.items as u64;
+    let last = 2 + ONE_STREAM.queue.items as u64;
     assert_eq!(timeout(DEADLINE, one.send(&two, "room", last)).await, Ok(Ok(())));
     let seen = two.seen.borrow();
     assert_eq!((seen.sequences("room"), &seen.lost[..]), (vec![last], &[1][..]));
 }
 
 #[tokio::test]
-async fn a_lane_whose_sender_lost_what_it_held_is_not_whole() {
+async fn peer_stream_with_lost_queued_items_is_not_contiguous() {
     for is_lost in [false, true] {
-        let (one, two) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
-        let relay = Relay::to(two.addr).await;
+        let (one, two) =
+            (LinkTestNode::start_with(1, &[SECRET], ONE_STREAM).await, LinkTestNode::start(2).await);
+        let relay = TcpRelay::to(two.addr).await;
         one.links.set_peers(vec![two.at(relay.addr)]);
         one.until("the link is up", |seen| seen.is_up(2)).await;
-        // By then a ping has come, and no second one is late.
+        // Enough time for one ping, and not for a late second one.
         tokio::time::sleep(PING * 3 / 2).await;
         match is_lost {
             false => relay.cut(),
-            // Nobody else has a turn meanwhile.
-            true => (0..=ONE_LANE.queue.items as u64).for_each(|n| drop(one.send(&two, "room", n))),
+            // No other task runs meanwhile.
+            true => (0..=ONE_STREAM.queue.items as u64).for_each(|n| drop(one.send(&two, "room", n))),
         }
         let seen = two.until("the lane ended", |seen| !seen.ended.is_empty()).await;
         assert_eq!(seen.ended[0], !is_lost, "as when a process dies, or not");
@@ -71,22 +72,22 @@ async fn a_lane_whose_sender_lost_what_it_held_is_not_whole() {
 
 #[tokio::test]
 async fn a_queue_is_bounded_in_items_too() {
-    let queue = Queue::new(QueueBounds { bytes: 1 << 20, items: 3 });
-    let receipts: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"), None)).collect();
+    let queue = PeerQueue::new(QueueBounds { bytes: 1 << 20, items: 3 });
+    let acks: Vec<_> = (0..3).map(|_| queue.push(Bytes::from_static(b"item"), None)).collect();
     let before = queue.next();
-    assert_eq!(timeout(DEADLINE, queue.push(Bytes::from_static(b"item"), None)).await, Ok(Err(Lost)));
-    for receipt in receipts {
-        assert_eq!(timeout(DEADLINE, receipt).await, Ok(Err(Lost)));
+    assert_eq!(timeout(DEADLINE, queue.push(Bytes::from_static(b"item"), None)).await, Ok(Err(LostItem)));
+    for ack in acks {
+        assert_eq!(timeout(DEADLINE, ack).await, Ok(Err(LostItem)));
     }
     assert_eq!((queue.held_bytes(), queue.next()), (0, before + 1), "the gap tells the peer");
     let too_long = Bytes::from(vec![0; queue::ITEM_BYTES_MAX + 1]);
-    let roomy = Queue::new(QueueBounds { bytes: usize::MAX, items: 3 });
-    assert_eq!(timeout(DEADLINE, roomy.push(too_long, None)).await, Ok(Err(Lost)));
+    let roomy = PeerQueue::new(QueueBounds { bytes: usize::MAX, items: 3 });
+    assert_eq!(timeout(DEADLINE, roomy.push(too_long, None)).await, Ok(Err(LostItem)));
 }
 
 #[tokio::test]
 async fn messages_numbered_by_another_incarnation_count_as_lost() {
-    let (a, b) = (Node::start(1).await, Node::start(2).await);
+    let (a, b) = (LinkTestNode::start(1).await, LinkTestNode::start(2).await);
     a.link_to(&[&b]).await;
     a.links.send(2, 0, &forward(3, "room", 1, 16)).await.expect("it comes");
     a.send(&b, "room", 1).await.expect("it comes");
@@ -97,7 +98,8 @@ async fn messages_numbered_by_another_incarnation_count_as_lost() {
 
 #[tokio::test]
 async fn panicking_item_counts_as_lost_and_later_items_are_taken() {
-    let (sender, taker) = (Node::start_with(1, &[SECRET], ONE_LANE).await, Node::start(2).await);
+    let (sender, taker) =
+        (LinkTestNode::start_with(1, &[SECRET], ONE_STREAM).await, LinkTestNode::start(2).await);
     sender.link_to(&[&taker]).await;
     for (channel, sequence) in [("a", 1), (PANICS, 1), ("a", 2)] {
         drop(sender.send(&taker, channel, sequence));

@@ -1,4 +1,4 @@
-//! Who can meet whom with which lines of a cluster key, or with certificates of their own.
+//! Combinations of cluster keys and of an operator's certificates with which peers can meet.
 
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
@@ -10,10 +10,10 @@ const OTHER: [u8; 32] = [8; 32];
 
 #[tokio::test]
 async fn lines_rotate_without_a_cut() {
-    let before = Node::start(1).await;
-    let between = Node::start_with(2, &[SECRET, OTHER], LinkSettings::default()).await;
-    let turned = Node::start_with(3, &[OTHER, SECRET], LinkSettings::default()).await;
-    let after = Node::start_with(4, &[OTHER], LinkSettings::default()).await;
+    let before = LinkTestNode::start(1).await;
+    let between = LinkTestNode::start_with(2, &[SECRET, OTHER], LinkSettings::default()).await;
+    let turned = LinkTestNode::start_with(3, &[OTHER, SECRET], LinkSettings::default()).await;
+    let after = LinkTestNode::start_with(4, &[OTHER], LinkSettings::default()).await;
     before.link_to(&[&between]).await;
     between.link_to(&[&before, &turned]).await;
     turned.link_to(&[&between, &after]).await;
@@ -36,7 +36,7 @@ impl Authority {
         Self { folder, issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate that only serves for `usages`.
+    /// A certificate that allows only these `usages`.
     fn opened(&self, name: &str, usages: &[ExtendedKeyUsagePurpose]) -> Result<PeerTls, PeerTlsError> {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(vec![name.to_owned()]).expect("a name");
@@ -50,9 +50,9 @@ impl Authority {
         PeerTls::open(files, Clock::system().now_ms())
     }
 
-    async fn node(&self, incarnation: u64) -> Node {
+    async fn node(&self, incarnation: u64) -> LinkTestNode {
         let tls = self.opened(SERVER_NAME, &[]).expect("they belong together");
-        Node::with(incarnation, tls, LinkSettings::default()).await
+        LinkTestNode::with(incarnation, tls, LinkSettings::default()).await
     }
 }
 
@@ -60,7 +60,7 @@ impl Authority {
 async fn certificates_of_the_operator_serve_as_well() {
     let (authority, other) = (Authority::new(), Authority::new());
     let (one, two, foreign) = (authority.node(1).await, authority.node(2).await, other.node(3).await);
-    let derived = Node::start(4).await;
+    let derived = LinkTestNode::start(4).await;
     for stranger in [&foreign, &derived] {
         stranger.links.set_peers(vec![one.at(one.addr)]);
         stranger.send(&one, "room", 1);
@@ -70,7 +70,7 @@ async fn certificates_of_the_operator_serve_as_well() {
     one.until("the link is up", |seen| seen.is_up(2)).await;
     two.link_to(&[&one]).await;
     assert_eq!(timeout(DEADLINE, two.send(&one, "room", 2)).await, Ok(Ok(())));
-    // Longer than an attempt and the next.
+    // Longer than an attempt and the next one.
     tokio::time::sleep(RETRY * 3).await;
     for stranger in [&foreign, &derived] {
         let to = stranger.peer.incarnation;

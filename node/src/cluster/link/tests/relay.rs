@@ -9,26 +9,26 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct State {
-    /// Its rise ends the connections that began before.
+struct RelayState {
+    /// Incremented by the test to end all existing connections.
     cuts: u64,
-    /// Nothing passes from the target to whoever connected.
+    /// True: no byte passes from the target to the client.
     answers_held: bool,
-    /// Nothing passes at all.
+    /// True: no byte passes at all.
     held: bool,
 }
 
-pub(super) struct Relay {
+pub(super) struct TcpRelay {
     pub(super) addr: SocketAddr,
-    state: watch::Sender<State>,
+    state: watch::Sender<RelayState>,
     _accepting: JoinSet<()>,
 }
 
-impl Relay {
+impl TcpRelay {
     pub(super) async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
-        let (state, watched) = watch::channel(State::default());
+        let (state, watched) = watch::channel(RelayState::default());
         let mut accepting = JoinSet::new();
         accepting.spawn(accept(listener, target, watched));
         Self { addr, state, _accepting: accepting }
@@ -47,7 +47,7 @@ impl Relay {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receiver<State>) {
+async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receiver<RelayState>) {
     let mut relaying = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         while relaying.try_join_next().is_some() {}
@@ -69,8 +69,8 @@ async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receive
 async fn pass(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
-    mut state: watch::Receiver<State>,
-    may_pass: fn(&State) -> bool,
+    mut state: watch::Receiver<RelayState>,
+    may_pass: fn(&RelayState) -> bool,
 ) {
     let mut buffer = vec![0; 64 * 1024];
     loop {

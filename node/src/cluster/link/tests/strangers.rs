@@ -1,4 +1,4 @@
-//! Whoever has no certificate of the cluster gets nothing, and the node goes on.
+//! Peers without a certificate of the cluster get nothing, and the node keeps running.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ use tokio_rustls::TlsConnector;
 
 use super::*;
 
-/// What a stranger could read after it sent a request: nothing, if it was refused.
+/// Bytes that a stranger could read after its request: none if it was refused.
 async fn read_with(config: ClientConfig, addr: SocketAddr) -> std::io::Result<Vec<u8>> {
     let name = ServerName::try_from(SERVER_NAME).expect("a name");
     let socket = TcpStream::connect(addr).await?;
@@ -48,7 +48,7 @@ fn client(
         .with_root_certificates(roots())
 }
 
-/// A certificate and key that the first of the secrets vouches for.
+/// The configuration with a certificate and key issued under this secret.
 fn proven(mut config: ClientConfig, secret: [u8; 32]) -> ClientConfig {
     let tls = PeerTls::from_key(&key(&[secret])).expect("the key makes certificates");
     config.client_auth_cert_resolver = Arc::clone(&tls.client.client_auth_cert_resolver);
@@ -59,12 +59,12 @@ fn proven(mut config: ClientConfig, secret: [u8; 32]) -> ClientConfig {
 #[tokio::test]
 async fn strangers_get_nothing_and_peers_go_on() {
     let before = refusals();
-    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let (one, two) = (LinkTestNode::start(1).await, LinkTestNode::start(2).await);
     two.link_to(&[&one]).await;
     let tls13 = || client(&[&rustls::version::TLS13]).with_no_client_auth();
     let tls12 = client(&[&rustls::version::TLS12]).with_no_client_auth();
 
-    // The same way in with the right certificate, so that what follows is refused for the reason it names.
+    // The same dial with the right certificate, so that the later refusals have the reason that they name.
     let answered = read_with(proven(tls13(), SECRET), one.addr).await;
     assert!(!refused(&answered), "{answered:?}");
 
@@ -87,9 +87,11 @@ async fn strangers_get_nothing_and_peers_go_on() {
 
 #[tokio::test]
 async fn a_node_of_another_cluster_links_neither_way() {
-    let (one, foreign) =
-        (Node::start(1).await, Node::start_with(2, &[[9; 32]], LinkSettings::default()).await);
-    let friend = Node::start(3).await;
+    let (one, foreign) = (
+        LinkTestNode::start(1).await,
+        LinkTestNode::start_with(2, &[[9; 32]], LinkSettings::default()).await,
+    );
+    let friend = LinkTestNode::start(3).await;
     foreign.links.set_peers(vec![one.at(one.addr)]);
     one.links.set_peers(vec![foreign.at(foreign.addr), friend.at(friend.addr)]);
     one.until("the friend is linked", |seen| seen.is_up(3)).await;
@@ -100,14 +102,14 @@ async fn a_node_of_another_cluster_links_neither_way() {
     assert_eq!(one.seen.borrow().forwarded.len(), 0);
 }
 
-/// Far more than there are places.
+/// Far more than there are slots.
 const SILENT: usize = 400;
 
-/// Says nothing as long as it is let, and comes back at once.
+/// Keeps a silent connection as long as the node allows, and reconnects at once.
 async fn stays_silent(addr: SocketAddr, opened: &Cell<usize>) {
     loop {
         let Ok(mut socket) = TcpStream::connect(addr).await else { continue };
-        // Its end leaves nothing behind, so that there are ports for the peer.
+        // No lingering socket after the end, so that ports stay free for the peer.
         socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO)).expect("a socket");
         opened.set(opened.get() + 1);
         let _ = socket.read(&mut [0]).await;
@@ -116,7 +118,7 @@ async fn stays_silent(addr: SocketAddr, opened: &Cell<usize>) {
 
 #[tokio::test]
 async fn silent_strangers_keep_no_peer_out() {
-    let (one, two) = (Node::start(1).await, Node::start(2).await);
+    let (one, two) = (LinkTestNode::start(1).await, LinkTestNode::start(2).await);
     let opened = Cell::new(0);
     let strangers = join_all((0..SILENT).map(|_| stays_silent(one.addr, &opened)));
     let peer = async {

@@ -1,4 +1,4 @@
-//! What a peer may say: later minors, another major, and frames that no node sends.
+//! Frames that a peer may send: of later minor versions, of another major version, and malformed ones.
 
 use fanfare_proto::peer::v1::frame::Kind;
 use fanfare_proto::peer::{MAJOR, MINOR};
@@ -10,18 +10,18 @@ use tokio::sync::mpsc;
 use tokio_rustls::TlsConnector;
 use tonic::{Status, Streaming};
 
-use super::super::grpc::{self, Connections};
+use super::super::grpc::{self, PeerConnectionExecutor};
 use super::*;
 
-/// A peer whose frames are made by hand.
-struct Hand {
+/// A peer whose frames are scripted by the test.
+struct ScriptedPeer {
     frames: mpsc::Sender<v1::Frame>,
     answers: Streaming<v1::Frame>,
     _end: tokio_util::sync::DropGuard,
 }
 
-impl Hand {
-    async fn open(node: &Node) -> Self {
+impl ScriptedPeer {
+    async fn open(node: &LinkTestNode) -> Self {
         let tls = PeerTls::from_key(&key(&[SECRET])).expect("the key makes certificates");
         let socket = TcpStream::connect(node.addr).await.expect("the listener is there");
         let name = ServerName::try_from(SERVER_NAME).expect("a name");
@@ -29,7 +29,7 @@ impl Hand {
         let (frames, receiver) = mpsc::channel(8);
         let end = CancellationToken::new();
         let tasks = Arc::new(Tasks::new(Handle::current()));
-        let connections = Connections { tasks, end: end.clone() };
+        let connections = PeerConnectionExecutor { tasks, end: end.clone() };
         let sent = stream::unfold(receiver, |mut receiver: mpsc::Receiver<v1::Frame>| async move {
             Some((receiver.recv().await?, receiver))
         });
@@ -52,7 +52,7 @@ impl Hand {
         self.answer().await
     }
 
-    /// The batch is taken up to this sequence.
+    /// Sends a batch. Returns the sequence up to which the node has received.
     async fn batch(&mut self, sequence: u64, items: impl Into<Bytes>) -> Result<Option<u64>, Status> {
         self.say(Kind::Batch(v1::Batch { sequence, items: items.into() })).await;
         match self.answer().await? {
@@ -78,7 +78,7 @@ fn item(sequence: u64) -> Bytes {
     forward(9, "room", sequence, 3).encoded()
 }
 
-/// As nodes sent it before there were traces.
+/// The encoding of nodes from before there were traces.
 const UNTRACED: &str = concat!(
     "0a9b010a98010a0c0a0461636d651204726f6f6d11090000000000000018012001280532100303030303030303030303",
     "03030303033a0361646142607b226964223a226d222c2264617461223a22787878222c22636c69656e744964223a2261",
@@ -94,8 +94,8 @@ fn an_untraced_publish_is_sent_as_before_traces() {
 
 #[tokio::test]
 async fn a_traced_publish_is_taken_whatever_its_trace_says() {
-    let node = Node::start(1).await;
-    let mut hand = Hand::open(&node).await;
+    let node = LinkTestNode::start(1).await;
+    let mut hand = ScriptedPeer::open(&node).await;
     let Ok(Some(Kind::Hello(_))) = hand.hello(hello()).await else { panic!("no hello") };
     let items = [
         ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "a=1"),
@@ -121,21 +121,21 @@ fn decoded(item: &Bytes) -> v1::Item {
 
 #[tokio::test]
 async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
-    let node = Node::start(1).await;
-    let mut hand = Hand::open(&node).await;
+    let node = LinkTestNode::start(1).await;
+    let mut hand = ScriptedPeer::open(&node).await;
     let Ok(Some(Kind::Hello(answer))) = hand.hello(v1::Hello { minor: 77, ..hello() }).await else {
         panic!("no hello")
     };
     assert_eq!((answer.major, answer.minor, answer.incarnation, answer.taken), (MAJOR, MINOR, 1, 0));
-    // A kind of frame and a kind of item that are not known here, each before one that is.
+    // An unknown kind of frame and an unknown kind of item, each before a known one.
     hand.frames.send(v1::Frame { kind: None }).await.expect("the lane is read");
     let mut items = vec![0x0a, 3, 0xba, 0x06, 0];
-    // A field of the batch that is not known.
+    // An unknown field of the batch.
     items.extend([0x7a, 2, 1, 2]);
     items.extend(item(1));
     assert_eq!(hand.batch(1, items).await.expect("the lane lives"), Some(1));
     assert_eq!(node.seen.borrow().sequences("room"), [1]);
-    // A kind of change, in an item that is known.
+    // An unknown kind of change in a known item.
     let change = v1::PresenceDelta { action: 77, ..Default::default() };
     let change = v1::Item { kind: Some(v1::item::Kind::PresenceDelta(change)) }.encode_to_vec();
     let items = [vec![0x0a, change.len() as u8], change].concat();
@@ -148,8 +148,8 @@ async fn a_later_minor_is_spoken_to_and_its_fields_are_passed_over() {
 
 #[tokio::test]
 async fn another_major_is_refused_with_a_sentence() {
-    let node = Node::start(1).await;
-    let mut hand = Hand::open(&node).await;
+    let node = LinkTestNode::start(1).await;
+    let mut hand = ScriptedPeer::open(&node).await;
     let refused = hand.hello(v1::Hello { major: 2, ..hello() }).await.expect_err("it is refused");
     assert_eq!(
         refused.message(),
@@ -158,13 +158,13 @@ async fn another_major_is_refused_with_a_sentence() {
 }
 
 #[tokio::test]
-async fn a_batch_counts_once_and_a_gap_is_told() {
-    let node = Node::start(1).await;
-    let mut hand = Hand::open(&node).await;
+async fn repeated_batch_counts_once_and_a_gap_is_reported() {
+    let node = LinkTestNode::start(1).await;
+    let mut hand = ScriptedPeer::open(&node).await;
     hand.hello(hello()).await.expect("it is welcome");
     assert_eq!(hand.batch(1, item(1)).await.expect("the lane lives"), Some(1));
     assert_eq!(hand.batch(1, item(1)).await.expect("the lane lives"), Some(1));
-    let mut again = Hand::open(&node).await;
+    let mut again = ScriptedPeer::open(&node).await;
     let Ok(Some(Kind::Hello(answer))) = again.hello(hello()).await else { panic!("no hello") };
     assert_eq!(answer.taken, 1);
     let older = hand.batch(2, item(2)).await.expect_err("the lane is another stream's");
@@ -173,29 +173,29 @@ async fn a_batch_counts_once_and_a_gap_is_told() {
     assert_eq!(again.batch(3, item(3)).await.expect("the lane lives"), Some(3));
     assert_eq!(node.seen.borrow().sequences("room"), [1, 3]);
     assert_eq!(node.seen.borrow().lost, [9]);
-    let mut third = Hand::open(&node).await;
+    let mut third = ScriptedPeer::open(&node).await;
     third.hello(v1::Hello { next: 9, ..hello() }).await.expect("it is welcome");
     assert_eq!(node.seen.borrow().lost, [9, 9], "also before a batch comes");
 }
 
 #[tokio::test]
 async fn malformed_input_of_a_peer_is_bounded_and_harms_no_node() {
-    let node = Node::start(1).await;
-    let friend = Node::start(2).await;
+    let node = LinkTestNode::start(1).await;
+    let friend = LinkTestNode::start(2).await;
     friend.link_to(&[&node]).await;
 
-    let mut early = Hand::open(&node).await;
+    let mut early = ScriptedPeer::open(&node).await;
     let refused = early.batch(1, item(1)).await.expect_err("it is refused");
     assert_eq!(refused.message(), "a lane begins with hello");
 
-    let mut far = Hand::open(&node).await;
+    let mut far = ScriptedPeer::open(&node).await;
     assert!(far.hello(v1::Hello { lane: LANES_MAX as u32, ..hello() }).await.is_err());
-    let mut own = Hand::open(&node).await;
+    let mut own = ScriptedPeer::open(&node).await;
     assert!(own.hello(v1::Hello { incarnation: 1, ..hello() }).await.is_err(), "the node itself");
 
-    let mut hand = Hand::open(&node).await;
+    let mut hand = ScriptedPeer::open(&node).await;
     hand.hello(hello()).await.expect("it is welcome");
-    // A length of a gigabyte, no protobuf, and an item that has nothing: each counts as lost and ends there.
+    // A length of a gigabyte, no protobuf, and an empty item: each counts as lost and the batch ends there.
     let claimed = vec![0x0a, 0x80, 0x80, 0x80, 0x80, 0x04, 1, 2, 3];
     let empty = fanfare_proto::peer::encode_item(&v1::Item {
         kind: Some(v1::item::Kind::Forward(v1::Forward::default())),

@@ -7,13 +7,13 @@ fn at(port: u16) -> SocketAddr {
     ([127, 0, 0, 1], port).into()
 }
 
-/// Its incarnation is the port.
-fn node(port: u16, key: &str) -> Sealed {
-    Sealed::new(ClusterKey::parse(key).expect("a good key"), port.into())
+/// A node whose incarnation is its port.
+fn node(port: u16, key: &str) -> DatagramSealer {
+    DatagramSealer::new(ClusterKey::parse(key).expect("a good key"), port.into())
 }
 
-/// `a` at port 1 asks who is at port 2; both have answered each other in the end.
-fn meet(a: &mut Sealed, b: &mut Sealed, now: Instant) {
+/// `a` at port 1 challenges port 2. In the end both have answered each other.
+fn meet(a: &mut DatagramSealer, b: &mut DatagramSealer, now: Instant) {
     let challenge = a.challenge(at(2), now).expect("there is room");
     let replies = b.receive(&challenge, at(1), now).replies;
     let replies: Vec<_> = replies.iter().flat_map(|reply| a.receive(reply, at(2), now).replies).collect();
@@ -21,25 +21,25 @@ fn meet(a: &mut Sealed, b: &mut Sealed, now: Instant) {
     assert_eq!(b.receive(&replies[0], at(1), now).dropped, None);
 }
 
-fn met() -> (Sealed, Sealed, Instant) {
+fn met() -> (DatagramSealer, DatagramSealer, Instant) {
     let (mut a, mut b, now) = (node(1, ONE), node(2, ONE), Instant::now());
     meet(&mut a, &mut b, now);
     (a, b, now)
 }
 
-fn dropped(node: &mut Sealed, datagram: &[u8], now: Instant) -> Option<Dropped> {
+fn dropped(node: &mut DatagramSealer, datagram: &[u8], now: Instant) -> Option<DatagramDropReason> {
     node.receive(datagram, at(1), now).dropped
 }
 
 #[test]
-fn node_that_answered_a_challenge_is_heard() {
+fn gossip_of_a_node_that_answered_a_challenge_is_accepted() {
     let (mut a, mut b, now) = met();
     assert_eq!((a.take_fresh(), b.take_fresh()), (vec![at(2)], vec![at(1)]));
-    assert_eq!(a.heard().map(|(who, _)| who).collect::<Vec<_>>(), [2]);
+    assert_eq!(a.peers_seen().map(|(incarnation, _)| incarnation).collect::<Vec<_>>(), [2]);
     let later = now + Duration::from_secs(1);
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
     assert_eq!(b.receive(&gossip, at(1), later).gossip.as_deref(), Some(&b"hello"[..]));
-    assert_eq!(b.heard_at(at(1)), Some(later));
+    assert_eq!(b.last_seen_at(at(1)), Some(later));
     assert!(!gossip.windows(5).any(|part| part == b"hello"));
     assert!(node(3, ONE).seal_gossip(b"hello", at(2)).is_none());
 }
@@ -56,10 +56,13 @@ fn changed_or_cut_datagram_is_dropped() {
         assert!(received.replies.is_empty(), "byte {i}");
         assert!(b.receive(&gossip[..i], at(1), now).dropped.is_some(), "length {i}");
     }
-    assert_eq!(dropped(&mut b, &gossip[..HEADER_BYTES + 2], now), Some(Dropped::Forged));
-    assert_eq!(dropped(&mut b, b"", now), Some(Dropped::Malformed));
-    assert_eq!(dropped(&mut b, &[0; 100], now), Some(Dropped::Version));
-    assert_eq!(dropped(&mut b, &vec![VERSION; DATAGRAM_BYTES_MAX + 1], now), Some(Dropped::Oversize));
+    assert_eq!(dropped(&mut b, &gossip[..HEADER_BYTES + 2], now), Some(DatagramDropReason::Forged));
+    assert_eq!(dropped(&mut b, b"", now), Some(DatagramDropReason::Malformed));
+    assert_eq!(dropped(&mut b, &[0; 100], now), Some(DatagramDropReason::Version));
+    assert_eq!(
+        dropped(&mut b, &vec![VERSION; DATAGRAM_BYTES_MAX + 1], now),
+        Some(DatagramDropReason::Oversize)
+    );
     assert_eq!(dropped(&mut b, &gossip, now), None);
 }
 
@@ -68,7 +71,7 @@ fn node_with_another_key_gets_no_reply() {
     let (mut a, mut b, now) = (node(1, OTHER), node(2, ONE), Instant::now());
     let challenge = a.challenge(at(2), now).expect("there is room");
     let received = b.receive(&challenge, at(1), now);
-    assert_eq!(received.dropped, Some(Dropped::Forged));
+    assert_eq!(received.dropped, Some(DatagramDropReason::Forged));
     assert!(received.replies.is_empty());
 }
 
@@ -80,7 +83,7 @@ fn nothing_is_taken_twice() {
     for datagram in [&gossip, &challenge] {
         assert_eq!(dropped(&mut b, datagram, now), None);
         let again = b.receive(datagram, at(1), now);
-        assert_eq!((again.dropped, again.replies.len()), (Some(Dropped::Stale), 0));
+        assert_eq!((again.dropped, again.replies.len()), (Some(DatagramDropReason::Stale), 0));
     }
 }
 
@@ -88,10 +91,10 @@ fn nothing_is_taken_twice() {
 fn datagram_for_another_node_is_dropped() {
     let (mut a, mut b, now) = met();
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
-    assert_eq!(dropped(&mut a, &gossip, now), Some(Dropped::Misaddressed));
-    assert_eq!(dropped(&mut node(3, ONE), &gossip, now), Some(Dropped::Misaddressed));
+    assert_eq!(dropped(&mut a, &gossip, now), Some(DatagramDropReason::Misaddressed));
+    assert_eq!(dropped(&mut node(3, ONE), &gossip, now), Some(DatagramDropReason::Misaddressed));
     let own = b.challenge(at(2), now).expect("there is room");
-    assert_eq!(dropped(&mut b, &own, now), Some(Dropped::Misaddressed));
+    assert_eq!(dropped(&mut b, &own, now), Some(DatagramDropReason::Misaddressed));
 }
 
 #[test]
@@ -100,9 +103,9 @@ fn replayed_datagrams_make_no_node_alive() {
     let recorded = [
         a.challenge(at(2), now).expect("there is room"),
         a.seal_gossip(b"hello", at(2)).expect("it is known"),
-        a.seal(Kind::Answer, 2, &[7; CHALLENGE_BYTES]),
+        a.seal(DatagramKind::Answer, 2, &[7; CHALLENGE_BYTES]),
     ];
-    // The receiver forgot all: it has the incarnation of before, so that only the proof is in the way.
+    // The receiver has restarted with the same incarnation, so that only the proof can refuse.
     let mut fresh = node(2, ONE);
     fresh.counter = b.counter;
     for datagram in &recorded {
@@ -111,11 +114,11 @@ fn replayed_datagrams_make_no_node_alive() {
         let bytes: usize = received.replies.iter().map(Vec::len).sum();
         assert!(bytes <= 3 * datagram.len());
     }
-    assert_eq!(fresh.heard().count(), 0);
-    // And what the former run had sent before it was met again is stale.
+    assert_eq!(fresh.peers_seen().count(), 0);
+    // Datagrams that the earlier process had sent before it was met again are stale.
     meet(&mut a, &mut fresh, now);
     for datagram in &recorded {
-        assert_eq!(dropped(&mut fresh, datagram, now), Some(Dropped::Stale));
+        assert_eq!(dropped(&mut fresh, datagram, now), Some(DatagramDropReason::Stale));
     }
     assert_eq!(dropped(&mut b, &recorded[1], now), None);
 }
@@ -125,7 +128,7 @@ fn a_new_run_takes_the_address() {
     let (mut a, b, now) = met();
     let mut restarted = node(3, ONE);
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
-    assert_eq!(dropped(&mut restarted, &gossip, now), Some(Dropped::Misaddressed));
+    assert_eq!(dropped(&mut restarted, &gossip, now), Some(DatagramDropReason::Misaddressed));
     meet(&mut a, &mut restarted, now);
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
     assert_eq!(dropped(&mut restarted, &gossip, now), None);
@@ -137,18 +140,18 @@ fn an_answer_counts_once_and_in_time() {
     let (mut a, mut b, now) = (node(1, ONE), node(2, ONE), Instant::now());
     let challenge = a.challenge(at(2), now).expect("there is room");
     let answer = &b.receive(&challenge, at(1), now).replies[0];
-    // From elsewhere it proves nothing.
-    assert_eq!(a.receive(answer, at(9), now).dropped, Some(Dropped::Stale));
+    // An answer from another address proves nothing.
+    assert_eq!(a.receive(answer, at(9), now).dropped, Some(DatagramDropReason::Stale));
     let late = now + CHALLENGE_LASTS;
     a.challenge(at(5), late);
-    assert_eq!(a.receive(answer, at(2), late).dropped, Some(Dropped::Stale));
-    assert_eq!(a.heard().count(), 0);
+    assert_eq!(a.receive(answer, at(2), late).dropped, Some(DatagramDropReason::Stale));
+    assert_eq!(a.peers_seen().count(), 0);
 }
 
 #[test]
 fn while_the_key_changes_both_are_taken() {
     let both = [format!("{ONE}\n{OTHER}"), format!("{OTHER}\n{ONE}")];
-    // The steps of a change: the new one is added, then first, then alone.
+    // The steps of a key rotation: the new secret is added, then first, then alone.
     for (one, other) in [(ONE, &both[0][..]), (&both[0], &both[1]), (&both[1], OTHER)] {
         for (one, other) in [(one, other), (other, one)] {
             let (mut a, mut b, now) = (node(1, one), node(2, other), Instant::now());
@@ -163,7 +166,7 @@ fn while_the_key_changes_both_are_taken() {
 fn strangers_take_a_bounded_room() {
     let (mut a, now) = (node(1, ONE), Instant::now());
     for i in 0..2 * CHALLENGES_MAX {
-        let mut stranger = Sealed::new(ClusterKey::parse(ONE).expect("a good key"), 10 + i as u64);
+        let mut stranger = DatagramSealer::new(ClusterKey::parse(ONE).expect("a good key"), 10 + i as u64);
         let challenge = stranger.challenge(at(1), now).expect("there is room");
         a.receive(&challenge, at(1000 + i as u16), now);
     }

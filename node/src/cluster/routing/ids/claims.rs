@@ -1,7 +1,7 @@
-//! The ids that this node claims, in the order of their publishers. No I/O; the time is handed in.
+//! Message ids that this node claims, in the order of their publishers. No I/O; the time is passed in.
 //!
-//! An id is claimed by asking all other nodes. While that is so, a node with a lower incarnation that claims it too has it, and
-//! this one asks again a little later. Once all have answered it is this node's until what is published under it has ended.
+//! A node claims an id by asking all other nodes. If a node with a lower incarnation claims the id meanwhile, that node has precedence,
+//! and this one asks again a little later. Once all have answered, the id is held by this node until the publish under it has ended.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -10,70 +10,70 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::cluster::inbound::{Taken, TakenIds};
-use crate::model::{ChannelKey, ClientId, GivenIds, IdScope, Stamp};
+use crate::cluster::inbound::{IdConflict, IdConflicts};
+use crate::model::{ChannelKey, ClientId, ClientMessageIds, IdScope, Stamp};
 
-/// Claims that wait, over all lanes, and ids that are this node's; beyond either a further claim is refused.
+/// Most waiting claims in all queues, and most ids that this node holds; beyond either, a further claim is refused.
 const CLAIMS_MAX: usize = 65_536;
 const IDS_MAX: usize = 262_144;
-/// Claims that wait in one lane.
-const LANE_MAX: usize = 4_096;
-/// Ids that are asked for at once, and their bytes; more only of one claim.
+/// Most waiting claims in one queue.
+const QUEUE_MAX: usize = 4_096;
+/// Most ids of one round, and most bytes of them. A single claim may exceed both.
 const ASKED_MAX: usize = 4_096;
 const ASKED_BYTES_MAX: usize = 256 * 1024;
-/// An id that is under way at another node is asked for again after this.
+/// Time after which an id that is in progress at another node is asked for again.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What the ids of a claim were published as, in their order, where they were.
-pub(super) type Known = Vec<Option<Stamp>>;
+/// Stamps of the messages that were published under the ids of a claim, in the order of the ids.
+pub(super) type KnownStamps = Vec<Option<Stamp>>;
 
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct GivenId {
+pub(super) struct ScopedMessageId {
     pub(super) scope: Arc<IdScope>,
     pub(super) id: Box<str>,
 }
 
-/// Within which claims are settled in order: wider than a scope, since a connection may change its key.
+/// Key of a queue, in which claims are settled in order. It is wider than a scope, since a connection may change its API key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Lane {
+pub(super) struct ClaimQueueKey {
     key: ChannelKey,
     client_id: Option<ClientId>,
 }
 
-impl Lane {
+impl ClaimQueueKey {
     pub(super) fn of(scope: &IdScope) -> Self {
         Self { key: scope.key.clone(), client_id: scope.client_id.clone() }
     }
 }
 
-/// The ids of one publish, none where it only keeps its place.
-pub(super) struct Claim<T> {
-    pub(super) ids: Vec<Arc<GivenId>>,
+/// Ids of one publish; none for a publish that only keeps its order.
+pub(super) struct ClusterIdClaim<T> {
+    pub(super) ids: Vec<Arc<ScopedMessageId>>,
     pub(super) until: Instant,
     pub(super) then: T,
 }
 
 /// Claims that are asked for together.
-pub(super) struct Round<T> {
-    /// In the order of each lane.
-    lanes: Vec<(Lane, Vec<Claim<T>>)>,
-    pub(super) asked: Asked,
+pub(super) struct ClaimRound<T> {
+    /// Claims of each queue, in its order.
+    queues: Vec<(ClaimQueueKey, Vec<ClusterIdClaim<T>>)>,
+    pub(super) asked: RequestedIds,
 }
 
 /// Ids that are asked for, each once.
 #[derive(Default)]
-pub(super) struct Asked(Vec<Arc<GivenId>>);
+pub(super) struct RequestedIds(Vec<Arc<ScopedMessageId>>);
 
-impl Asked {
-    /// None when there are none.
-    pub(super) fn request(&self) -> Option<Vec<GivenIds>> {
-        let mut request: Vec<GivenIds> = Vec::new();
+impl RequestedIds {
+    /// Builds the request for the ids. None if there are no ids.
+    pub(super) fn request(&self) -> Option<Vec<ClientMessageIds>> {
+        let mut request: Vec<ClientMessageIds> = Vec::new();
         for given in &self.0 {
             match request.last_mut().filter(|last| last.scope == *given.scope) {
                 Some(last) => last.ids.push(given.id.clone()),
                 None => {
                     let scope = IdScope::clone(&given.scope);
-                    request.push(GivenIds { scope, ids: vec![given.id.clone()] });
+                    request.push(ClientMessageIds { scope, ids: vec![given.id.clone()] });
                 }
             }
         }
@@ -81,62 +81,62 @@ impl Asked {
     }
 }
 
-/// What nodes have said of the ids of a round.
+/// Answers of the peers about the ids of a round.
 #[derive(Default)]
-pub(super) struct Said(HashMap<Arc<GivenId>, Taken>);
+pub(super) struct ClaimAnswers(HashMap<Arc<ScopedMessageId>, IdConflict>);
 
-impl Said {
-    pub(super) fn take(&mut self, asked: &Asked, taken: TakenIds) {
+impl ClaimAnswers {
+    pub(super) fn take(&mut self, asked: &RequestedIds, taken: IdConflicts) {
         for (place, taken) in taken {
             let Some(given) = asked.0.get(place as usize) else { continue };
-            // Where it was published it is not under way any more.
-            if !matches!(self.0.get(given), Some(Taken::Known(_))) {
+            // An id that one node knows as published is no longer in progress at another.
+            if !matches!(self.0.get(given), Some(IdConflict::Known(_))) {
                 self.0.insert(Arc::clone(given), taken);
             }
         }
     }
 }
 
-/// What came of a claim. The ids that are free are this node's until they are released.
+/// Outcome of a claim. This node holds the free ids until they are released.
 #[derive(Debug)]
-pub(super) enum Outcome {
-    Claimed { held: Vec<Arc<GivenId>>, known: Known },
+pub(super) enum IdClaimOutcome {
+    Claimed { held: Vec<Arc<ScopedMessageId>>, known: KnownStamps },
     Late,
 }
 
 #[derive(Default)]
-struct Held {
+struct HeldIdState {
     count: usize,
-    /// All that could be asked have been.
+    /// True once all reachable peers have been asked.
     is_ours: bool,
-    /// A node that goes first claims it, too.
+    /// True if a node with a lower incarnation claims the id, too.
     gives_way: bool,
 }
 
-/// What is to be done next.
-pub(super) enum Next<T> {
-    Ask(Round<T>),
-    /// Nothing before then.
+/// Next step of the task that runs the rounds.
+pub(super) enum ClaimRoundStep<T> {
+    Ask(ClaimRound<T>),
+    /// No round may begin before this time.
     Wait(Instant),
     Nothing,
 }
 
-pub(super) struct Claims<T> {
-    /// Those that wait, also of lanes that are in the round.
-    lanes: HashMap<Lane, VecDeque<Claim<T>>>,
-    /// Lanes whose claims may be asked for.
-    ready: VecDeque<Lane>,
-    later: VecDeque<(Instant, Lane)>,
-    ids: HashMap<Arc<GivenId>, Held>,
+pub(super) struct IdClaimQueue<T> {
+    /// Waiting claims, also of queues that take part in the current round.
+    queues: HashMap<ClaimQueueKey, VecDeque<ClusterIdClaim<T>>>,
+    /// Queues whose claims may take part in the next round.
+    ready: VecDeque<ClaimQueueKey>,
+    later: VecDeque<(Instant, ClaimQueueKey)>,
+    ids: HashMap<Arc<ScopedMessageId>, HeldIdState>,
     count: usize,
-    /// Somebody asks for what comes.
+    /// True while a task runs the rounds.
     is_asked_for: bool,
 }
 
-impl<T> Default for Claims<T> {
+impl<T> Default for IdClaimQueue<T> {
     fn default() -> Self {
         Self {
-            lanes: HashMap::new(),
+            queues: HashMap::new(),
             ready: VecDeque::new(),
             later: VecDeque::new(),
             ids: HashMap::new(),
@@ -146,20 +146,24 @@ impl<T> Default for Claims<T> {
     }
 }
 
-impl<T> Claims<T> {
-    /// Nothing of the lane is under way.
-    pub(super) fn is_free(&self, lane: &Lane) -> bool {
-        !self.lanes.contains_key(lane)
+impl<T> IdClaimQueue<T> {
+    /// True if no claim of the queue waits or takes part in a round.
+    pub(super) fn is_free(&self, lane: &ClaimQueueKey) -> bool {
+        !self.queues.contains_key(lane)
     }
 
-    /// True when somebody is to begin to ask. Gives the claim back when there is no room for it.
-    pub(super) fn push(&mut self, lane: Lane, claim: Claim<T>) -> Result<bool, Claim<T>> {
-        let in_lane = self.lanes.get(&lane).map_or(0, VecDeque::len);
-        if in_lane >= LANE_MAX || self.count >= CLAIMS_MAX || self.ids.len() >= IDS_MAX {
+    /// Adds a claim. True if the caller must start the task that runs the rounds. Gives the claim back if a bound is reached.
+    pub(super) fn push(
+        &mut self,
+        lane: ClaimQueueKey,
+        claim: ClusterIdClaim<T>,
+    ) -> Result<bool, ClusterIdClaim<T>> {
+        let in_lane = self.queues.get(&lane).map_or(0, VecDeque::len);
+        if in_lane >= QUEUE_MAX || self.count >= CLAIMS_MAX || self.ids.len() >= IDS_MAX {
             return Err(claim);
         }
         self.count += 1;
-        match self.lanes.entry(lane) {
+        match self.queues.entry(lane) {
             Entry::Occupied(mut waiting) => waiting.get_mut().push_back(claim),
             Entry::Vacant(vacant) => {
                 self.ready.push_back(vacant.key().clone());
@@ -169,20 +173,20 @@ impl<T> Claims<T> {
         Ok(!std::mem::replace(&mut self.is_asked_for, true))
     }
 
-    /// Whoever asks ends with `Nothing`.
-    pub(super) fn next(&mut self, now: Instant) -> Next<T> {
+    /// Returns the next step. The task that runs the rounds ends with `Nothing`.
+    pub(super) fn next(&mut self, now: Instant) -> ClaimRoundStep<T> {
         while self.later.front().is_some_and(|(at, _)| *at <= now) {
             self.ready.extend(self.later.pop_front().map(|(_, lane)| lane));
         }
         if self.ready.is_empty() {
             self.is_asked_for = !self.later.is_empty();
-            return self.later.front().map_or(Next::Nothing, |(at, _)| Next::Wait(*at));
+            return self.later.front().map_or(ClaimRoundStep::Nothing, |(at, _)| ClaimRoundStep::Wait(*at));
         }
-        let mut round = Round { lanes: Vec::new(), asked: Asked::default() };
+        let mut round = ClaimRound { queues: Vec::new(), asked: RequestedIds::default() };
         let mut bytes = 0;
         while round.asked.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
             let Some(lane) = self.ready.pop_front() else { break };
-            let Some(waiting) = self.lanes.get_mut(&lane) else { continue };
+            let Some(waiting) = self.queues.get_mut(&lane) else { continue };
             let mut claims = Vec::new();
             while round.asked.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
                 let Some(claim) = waiting.pop_front() else { break };
@@ -196,21 +200,21 @@ impl<T> Claims<T> {
                 }
                 claims.push(claim);
             }
-            round.lanes.push((lane, claims));
+            round.queues.push((lane, claims));
         }
-        Next::Ask(round)
+        ClaimRoundStep::Ask(round)
     }
 
-    /// What has come of the claims of a round, in order, and its lanes. From one on that is to be asked for again those of a lane
-    /// wait, and the lane is not among them.
+    /// Returns the outcomes of a round's claims, in order, and the queues that are done. If a claim must be asked for again, it and the
+    /// later claims of its queue wait, and the queue is not returned.
     pub(super) fn settle(
         &mut self,
-        round: Round<T>,
-        said: &Said,
+        round: ClaimRound<T>,
+        said: &ClaimAnswers,
         now: Instant,
-    ) -> (Vec<(T, Outcome)>, Vec<Lane>) {
-        let (mut outcomes, mut lanes) = (Vec::new(), Vec::with_capacity(round.lanes.len()));
-        for (lane, claims) in round.lanes {
+    ) -> (Vec<(T, IdClaimOutcome)>, Vec<ClaimQueueKey>) {
+        let (mut outcomes, mut lanes) = (Vec::new(), Vec::with_capacity(round.queues.len()));
+        for (lane, claims) in round.queues {
             let mut claims = VecDeque::from(claims);
             while let Some(claim) = claims.pop_front() {
                 let is_taken = claim.ids.iter().any(|given| self.is_taken(given, said));
@@ -221,7 +225,7 @@ impl<T> Claims<T> {
                 self.count -= 1;
                 let outcome = if is_taken {
                     self.release(&claim.ids);
-                    Outcome::Late
+                    IdClaimOutcome::Late
                 } else {
                     self.claimed(claim.ids, said)
                 };
@@ -235,22 +239,22 @@ impl<T> Claims<T> {
         (outcomes, lanes)
     }
 
-    fn is_taken(&self, given: &GivenId, said: &Said) -> bool {
-        let is_ours = |held: &Held| held.is_ours;
+    fn is_taken(&self, given: &ScopedMessageId, said: &ClaimAnswers) -> bool {
+        let is_ours = |held: &HeldIdState| held.is_ours;
         match said.0.get(given) {
-            Some(Taken::Known(_)) => false,
+            Some(IdConflict::Known(_)) => false,
             _ if self.ids.get(given).is_some_and(is_ours) => false,
-            Some(Taken::UnderWay) => true,
+            Some(IdConflict::UnderWay) => true,
             None => self.ids.get(given).is_some_and(|held| held.gives_way),
         }
     }
 
-    fn claimed(&mut self, ids: Vec<Arc<GivenId>>, said: &Said) -> Outcome {
+    fn claimed(&mut self, ids: Vec<Arc<ScopedMessageId>>, said: &ClaimAnswers) -> IdClaimOutcome {
         let mut known = Vec::with_capacity(ids.len());
         let mut held = Vec::with_capacity(ids.len());
         for given in ids {
             match said.0.get(&given) {
-                Some(Taken::Known(stamp)) => {
+                Some(IdConflict::Known(stamp)) => {
                     known.push(Some(*stamp));
                     self.release(&[given]);
                 }
@@ -261,31 +265,31 @@ impl<T> Claims<T> {
                 }
             }
         }
-        Outcome::Claimed { held, known }
+        IdClaimOutcome::Claimed { held, known }
     }
 
-    fn put_back(&mut self, lane: Lane, claims: VecDeque<Claim<T>>, at: Instant) {
+    fn put_back(&mut self, lane: ClaimQueueKey, claims: VecDeque<ClusterIdClaim<T>>, at: Instant) {
         claims.iter().for_each(|claim| self.release(&claim.ids));
-        let Some(waiting) = self.lanes.get_mut(&lane) else { return };
+        let Some(waiting) = self.queues.get_mut(&lane) else { return };
         for claim in claims.into_iter().rev() {
             waiting.push_front(claim);
         }
         self.later.push_back((at, lane));
     }
 
-    /// The outcomes of these lanes have been told: what follows them may go on.
-    pub(super) fn go_on(&mut self, lanes: Vec<Lane>) {
+    /// Lets the next claims of these queues take part in rounds. Called once the outcomes are delivered.
+    pub(super) fn go_on(&mut self, lanes: Vec<ClaimQueueKey>) {
         for lane in lanes {
-            if self.lanes.get(&lane).is_some_and(VecDeque::is_empty) {
-                self.lanes.remove(&lane);
+            if self.queues.get(&lane).is_some_and(VecDeque::is_empty) {
+                self.queues.remove(&lane);
             } else {
                 self.ready.push_back(lane);
             }
         }
     }
 
-    /// What was published under them has ended, or nothing was.
-    pub(super) fn release(&mut self, ids: &[Arc<GivenId>]) {
+    /// Releases ids whose publish has ended or was not made.
+    pub(super) fn release(&mut self, ids: &[Arc<ScopedMessageId>]) {
         for given in ids {
             if let Entry::Occupied(mut held) = self.ids.entry(Arc::clone(given)) {
                 held.get_mut().count -= 1;
@@ -296,8 +300,8 @@ impl<T> Claims<T> {
         }
     }
 
-    /// Another node claims an id: true when it is under way here and stays so.
-    pub(super) fn is_under_way(&mut self, given: &GivenId, by: u64, own: u64) -> bool {
+    /// Takes the claim of an id by another node. True if the id is in progress here and this node keeps it.
+    pub(super) fn is_under_way(&mut self, given: &ScopedMessageId, by: u64, own: u64) -> bool {
         let Some(held) = self.ids.get_mut(given) else { return false };
         held.gives_way |= by < own;
         held.is_ours || by > own
@@ -305,6 +309,6 @@ impl<T> Claims<T> {
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.lanes.is_empty() && self.ids.is_empty() && self.count == 0
+        self.queues.is_empty() && self.ids.is_empty() && self.count == 0
     }
 }

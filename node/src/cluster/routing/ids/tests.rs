@@ -1,54 +1,59 @@
-//! Claims of several nodes for the same ids, with what they say to each other in any order.
+//! Claims of several nodes for the same ids, whose messages arrive in any order.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::*;
 use crate::model::{AccountId, ChannelKey, ChannelName, ClientId};
 
-type Claims = super::Claims<u32>;
+type TestIdClaimQueue = super::IdClaimQueue<u32>;
 
 fn scope(channel: &str) -> IdScope {
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of(channel));
     IdScope { key, key_name: "k1".into(), client_id: None }
 }
 
-fn given(channel: &str, id: &str) -> Arc<GivenId> {
-    Arc::new(GivenId { scope: Arc::new(scope(channel)), id: id.into() })
+fn given(channel: &str, id: &str) -> Arc<ScopedMessageId> {
+    Arc::new(ScopedMessageId { scope: Arc::new(scope(channel)), id: id.into() })
 }
 
 fn stamp(incarnation: u64, sequence: u64) -> Stamp {
     Stamp { incarnation, sequence }
 }
 
-fn push(claims: &mut Claims, ids: &[&str], then: u32, until: Instant) -> bool {
+fn push(claims: &mut TestIdClaimQueue, ids: &[&str], then: u32, until: Instant) -> bool {
     let ids = ids.iter().map(|id| given("room", id)).collect();
-    claims.push(Lane::of(&scope("room")), Claim { ids, until, then }).is_ok()
+    claims.push(ClaimQueueKey::of(&scope("room")), ClusterIdClaim { ids, until, then }).is_ok()
 }
 
-fn round(claims: &mut Claims, now: Instant) -> Round<u32> {
+fn round(claims: &mut TestIdClaimQueue, now: Instant) -> ClaimRound<u32> {
     match claims.next(now) {
-        Next::Ask(round) => round,
-        Next::Wait(_) | Next::Nothing => panic!("nothing is to be asked for"),
+        ClaimRoundStep::Ask(round) => round,
+        ClaimRoundStep::Wait(_) | ClaimRoundStep::Nothing => panic!("nothing is to be asked for"),
     }
 }
 
-fn asked(round: &Round<u32>) -> Vec<String> {
+fn asked(round: &ClaimRound<u32>) -> Vec<String> {
     let ids = round.asked.request().into_iter().flatten().flat_map(|given| given.ids);
     ids.map(String::from).collect()
 }
 
-/// Ends a round of which others have said this; what came of its claims.
-fn end(claims: &mut Claims, round: Round<u32>, taken: TakenIds, now: Instant) -> Vec<(u32, Outcome)> {
-    let mut said = Said::default();
+/// Ends a round with these answers of the peers, and returns the outcomes of its claims.
+fn end(
+    claims: &mut TestIdClaimQueue,
+    round: ClaimRound<u32>,
+    taken: IdConflicts,
+    now: Instant,
+) -> Vec<(u32, IdClaimOutcome)> {
+    let mut said = ClaimAnswers::default();
     said.take(&round.asked, taken);
     let (outcomes, lanes) = claims.settle(round, &said, now);
     claims.go_on(lanes);
     outcomes
 }
 
-/// Which of the claims may publish, all of their ids.
-fn claimed(outcomes: &[(u32, Outcome)]) -> Vec<u32> {
-    let held = |outcome: &Outcome| matches!(outcome, Outcome::Claimed { held, .. } if !held.is_empty());
+/// Returns the claims that hold ids and may publish.
+fn claimed(outcomes: &[(u32, IdClaimOutcome)]) -> Vec<u32> {
+    let held = |outcome: &IdClaimOutcome| matches!(outcome, IdClaimOutcome::Claimed { held, .. } if !held.is_empty());
     outcomes.iter().filter(|(_, outcome)| held(outcome)).map(|(then, _)| *then).collect()
 }
 
@@ -58,30 +63,30 @@ fn late(now: Instant) -> Instant {
 
 #[test]
 fn all_that_waits_is_asked_for_at_once_and_each_id_once() {
-    let (mut claims, now) = (Claims::default(), Instant::now());
-    assert!(claims.is_free(&Lane::of(&scope("room"))));
+    let (mut claims, now) = (TestIdClaimQueue::default(), Instant::now());
+    assert!(claims.is_free(&ClaimQueueKey::of(&scope("room"))));
     push(&mut claims, &["a", "b"], 1, late(now));
     push(&mut claims, &[], 2, late(now));
     push(&mut claims, &["b", "c"], 3, late(now));
     let first = round(&mut claims, now);
     assert_eq!(asked(&first), ["a", "b", "c"]);
     push(&mut claims, &["d"], 4, late(now));
-    assert!(matches!(claims.next(now), Next::Nothing), "its lane is asked for");
-    let outcomes = end(&mut claims, first, vec![(0, Taken::Known(stamp(7, 5)))], now);
+    assert!(matches!(claims.next(now), ClaimRoundStep::Nothing), "its lane is asked for");
+    let outcomes = end(&mut claims, first, vec![(0, IdConflict::Known(stamp(7, 5)))], now);
     let known = |at: usize| match &outcomes[at].1 {
-        Outcome::Claimed { known, .. } => known.clone(),
-        Outcome::Late => panic!("nobody is late"),
+        IdClaimOutcome::Claimed { known, .. } => known.clone(),
+        IdClaimOutcome::Late => panic!("nobody is late"),
     };
     assert_eq!((known(0), known(1), known(2)), (vec![Some(stamp(7, 5)), None], vec![], vec![None, None]));
     let second = round(&mut claims, now);
     assert_eq!(asked(&second), ["d"]);
     end(&mut claims, second, Vec::new(), now);
-    assert!(claims.is_free(&Lane::of(&scope("room"))));
+    assert!(claims.is_free(&ClaimQueueKey::of(&scope("room"))));
 }
 
 #[test]
 fn of_two_at_once_the_lower_goes_on_and_the_other_asks_again() {
-    let (mut low, mut high, now) = (Claims::default(), Claims::default(), Instant::now());
+    let (mut low, mut high, now) = (TestIdClaimQueue::default(), TestIdClaimQueue::default(), Instant::now());
     push(&mut low, &["x"], 1, late(now));
     push(&mut high, &["x"], 1, late(now));
     push(&mut high, &["y"], 2, late(now));
@@ -89,19 +94,19 @@ fn of_two_at_once_the_lower_goes_on_and_the_other_asks_again() {
     assert!(low.is_under_way(&given("room", "x"), 2, 1), "the lower one says so");
     assert!(!high.is_under_way(&given("room", "x"), 1, 2), "the higher one gives way");
     assert_eq!(claimed(&end(&mut low, of_low, Vec::new(), now)), [1]);
-    // Whether or not the other had said that it claims it.
+    // The claim gives way even if no answer reports the other one.
     assert_eq!(claimed(&end(&mut high, of_high, Vec::new(), now)), [0; 0], "nor what comes after it");
     assert!(!high.is_under_way(&given("room", "x"), 3, 2), "who waits holds up nobody");
-    assert!(matches!(high.next(now), Next::Wait(at) if at > now));
+    assert!(matches!(high.next(now), ClaimRoundStep::Wait(at) if at > now));
     let again = round(&mut high, late(now));
     assert_eq!(asked(&again), ["x", "y"]);
-    let outcomes = end(&mut high, again, vec![(0, Taken::Known(stamp(1, 9)))], now);
+    let outcomes = end(&mut high, again, vec![(0, IdConflict::Known(stamp(1, 9)))], now);
     assert_eq!((outcomes.len(), claimed(&outcomes)), (2, vec![2]));
 }
 
 #[test]
 fn claim_answered_by_all_peers_is_kept_until_it_is_released() {
-    let (mut claims, now) = (Claims::default(), Instant::now());
+    let (mut claims, now) = (TestIdClaimQueue::default(), Instant::now());
     push(&mut claims, &["x"], 1, late(now));
     let first = round(&mut claims, now);
     let outcomes = end(&mut claims, first, Vec::new(), now);
@@ -119,56 +124,57 @@ fn claim_answered_by_all_peers_is_kept_until_it_is_released() {
 
 #[test]
 fn claim_that_waits_too_long_for_another_ends_as_late() {
-    let (mut claims, now) = (Claims::default(), Instant::now());
+    let (mut claims, now) = (TestIdClaimQueue::default(), Instant::now());
     push(&mut claims, &["x"], 1, now);
     push(&mut claims, &["y"], 2, late(now));
     let first = round(&mut claims, now);
-    let outcomes = end(&mut claims, first, vec![(0, Taken::UnderWay)], now);
-    assert!(matches!(outcomes[0], (1, Outcome::Late)), "{outcomes:?}");
+    let outcomes = end(&mut claims, first, vec![(0, IdConflict::UnderWay)], now);
+    assert!(matches!(outcomes[0], (1, IdClaimOutcome::Late)), "{outcomes:?}");
     assert_eq!(claimed(&outcomes), [2], "what follows does not wait for it");
     assert!(!claims.is_under_way(&given("room", "x"), 1, 2));
 }
 
 #[test]
 fn waiting_claims_are_bounded_per_client_and_in_total() {
-    let (mut claims, now) = (Claims::default(), Instant::now());
+    let (mut claims, now) = (TestIdClaimQueue::default(), Instant::now());
     let taken = (0..10_000).filter(|then| push(&mut claims, &[], *then, late(now))).count();
     assert_eq!(taken, 4_096, "of one lane");
-    let elsewhere = |client: u32| {
+    let queue_of = |client: u32| {
         let client_id = Some(ClientId::of(&format!("c{client}")));
-        Lane::of(&IdScope { client_id, ..scope("room") })
+        ClaimQueueKey::of(&IdScope { client_id, ..scope("room") })
     };
-    let of_client = |client| claims.push(elsewhere(client), Claim { ids: Vec::new(), until: now, then: 0 });
+    let of_client =
+        |client| claims.push(queue_of(client), ClusterIdClaim { ids: Vec::new(), until: now, then: 0 });
     let taken = (0..100_000).map(of_client).filter(Result::is_ok).count();
     assert_eq!(taken, 65_536 - 4_096, "of all");
 }
 
 /// One of several nodes that publish the same ids, each once for each of its publishers.
 #[derive(Default)]
-struct Node {
-    claims: Claims,
-    round: Option<(Round<u32>, Said, usize)>,
+struct ClaimTestNode {
+    claims: TestIdClaimQueue,
+    round: Option<(ClaimRound<u32>, ClaimAnswers, usize)>,
     known: HashMap<String, Stamp>,
     outcomes: Vec<u32>,
 }
 
 #[derive(Debug)]
-enum Event {
+enum ClaimRaceEvent {
     Asked {
         by: usize,
         of: usize,
         ids: Vec<String>,
     },
-    /// What is under way was looked for, and now it is looked up what is known.
+    /// The node has checked its publishes in progress, and now looks up known ids.
     LookedUp {
         by: usize,
         of: usize,
-        taken: TakenIds,
+        taken: IdConflicts,
         ids: Vec<(u32, String)>,
     },
     Answered {
         by: usize,
-        taken: TakenIds,
+        taken: IdConflicts,
     },
     Ends {
         node: usize,
@@ -182,27 +188,27 @@ enum Event {
     },
 }
 
-struct Race {
-    nodes: Vec<Node>,
-    events: VecDeque<Event>,
+struct ClaimRace {
+    nodes: Vec<ClaimTestNode>,
+    events: VecDeque<ClaimRaceEvent>,
     random: fastrand::Rng,
     now: Instant,
     published: HashMap<String, Vec<usize>>,
     failures: usize,
-    /// Tellings of nodes that are not there yet.
-    owed: HashMap<(usize, String), usize>,
+    /// Number of nodes to which a published id was not announced yet, by publisher and id.
+    unsettled: HashMap<(usize, String), usize>,
 }
 
-impl Race {
+impl ClaimRace {
     fn new(seed: u64) -> Self {
         Self {
-            nodes: (0..3).map(|_| Node::default()).collect(),
+            nodes: (0..3).map(|_| ClaimTestNode::default()).collect(),
             events: VecDeque::new(),
             random: fastrand::Rng::with_seed(seed),
             now: Instant::now(),
             published: HashMap::new(),
             failures: 3,
-            owed: HashMap::new(),
+            unsettled: HashMap::new(),
         }
     }
 
@@ -215,8 +221,9 @@ impl Race {
             } else if let Some(event) = self.random_event() {
                 self.happen(event);
             }
-            let is_idle =
-                |node: &Node| node.round.is_none() && node.claims.is_free(&Lane::of(&scope("room")));
+            let is_idle = |node: &ClaimTestNode| {
+                node.round.is_none() && node.claims.is_free(&ClaimQueueKey::of(&scope("room")))
+            };
             if self.events.is_empty() && self.nodes.iter().all(is_idle) {
                 return;
             }
@@ -224,24 +231,24 @@ impl Race {
         panic!("it does not end");
     }
 
-    fn random_event(&mut self) -> Option<Event> {
+    fn random_event(&mut self) -> Option<ClaimRaceEvent> {
         let at = self.random.usize(..self.events.len().max(1));
         self.events.swap_remove_back(at)
     }
 
     fn ask(&mut self, node: usize) {
         let others = (0..self.nodes.len()).filter(|other| *other != node);
-        let Node { claims, round, .. } = &mut self.nodes[node];
+        let ClaimTestNode { claims, round, .. } = &mut self.nodes[node];
         if round.is_some() {
             return;
         }
-        if let Next::Ask(next) = claims.next(self.now) {
+        if let ClaimRoundStep::Ask(next) = claims.next(self.now) {
             let ids = asked(&next);
             let answers = if ids.is_empty() { 0 } else { others.clone().count() };
             for other in others.take(answers) {
-                self.events.push_back(Event::Asked { by: node, of: other, ids: ids.clone() });
+                self.events.push_back(ClaimRaceEvent::Asked { by: node, of: other, ids: ids.clone() });
             }
-            *round = Some((next, Said::default(), answers));
+            *round = Some((next, ClaimAnswers::default(), answers));
             self.settle_if_answered(node);
         }
     }
@@ -251,7 +258,7 @@ impl Race {
         let (outcomes, lanes) = self.nodes[node].claims.settle(round, &said, self.now);
         for (then, outcome) in outcomes {
             self.nodes[node].outcomes.push(then);
-            let Outcome::Claimed { held, .. } = outcome else { panic!("nobody is late") };
+            let IdClaimOutcome::Claimed { held, .. } = outcome else { panic!("nobody is late") };
             for given in held {
                 self.publish(node, given.id.to_string());
             }
@@ -259,13 +266,13 @@ impl Race {
         self.nodes[node].claims.go_on(lanes);
     }
 
-    /// The id is this node's, and its own store is asked last.
+    /// Publishes under an id that the node holds, after a last look into its own store.
     fn publish(&mut self, node: usize, id: String) {
         let is_known = self.nodes[node].known.contains_key(&id);
         let fails = !is_known && self.failures > 0 && self.random.bool();
         if is_known || fails {
             self.failures -= usize::from(fails);
-            self.events.push_back(Event::Ends { node, id });
+            self.events.push_back(ClaimRaceEvent::Ends { node, id });
             return;
         }
         let publishers = self.published.entry(id.clone()).or_default();
@@ -273,46 +280,46 @@ impl Race {
         let stamp = stamp(node as u64, publishers.len() as u64);
         self.nodes[node].known.insert(id.clone(), stamp);
         let others: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != node).collect();
-        self.owed.insert((node, id.clone()), others.len());
+        self.unsettled.insert((node, id.clone()), others.len());
         for of in others {
-            self.events.push_back(Event::Settled { by: node, of, id: id.clone(), stamp });
+            self.events.push_back(ClaimRaceEvent::Settled { by: node, of, id: id.clone(), stamp });
         }
     }
 
-    fn happen(&mut self, event: Event) {
+    fn happen(&mut self, event: ClaimRaceEvent) {
         match event {
-            Event::Asked { by, of, ids } => {
-                let (mut taken, mut rest) = (TakenIds::new(), Vec::new());
+            ClaimRaceEvent::Asked { by, of, ids } => {
+                let (mut taken, mut rest) = (IdConflicts::new(), Vec::new());
                 for (place, id) in (0..).zip(ids) {
                     match self.nodes[of].claims.is_under_way(&given("room", &id), by as u64, of as u64) {
-                        true => taken.push((place, Taken::UnderWay)),
+                        true => taken.push((place, IdConflict::UnderWay)),
                         false => rest.push((place, id)),
                     }
                 }
-                self.events.push_back(Event::LookedUp { by, of, taken, ids: rest });
+                self.events.push_back(ClaimRaceEvent::LookedUp { by, of, taken, ids: rest });
             }
-            Event::LookedUp { by, of, mut taken, ids } => {
+            ClaimRaceEvent::LookedUp { by, of, mut taken, ids } => {
                 let known = &self.nodes[of].known;
-                let found = |(place, id): (u32, String)| Some((place, Taken::Known(*known.get(&id)?)));
+                let found = |(place, id): (u32, String)| Some((place, IdConflict::Known(*known.get(&id)?)));
                 taken.extend(ids.into_iter().filter_map(found));
-                self.events.push_back(Event::Answered { by, taken });
+                self.events.push_back(ClaimRaceEvent::Answered { by, taken });
             }
-            Event::Answered { by, taken } => {
+            ClaimRaceEvent::Answered { by, taken } => {
                 if let Some((round, said, answers)) = &mut self.nodes[by].round {
                     said.take(&round.asked, taken);
                     *answers -= 1;
                 }
                 self.settle_if_answered(by);
             }
-            Event::Settled { by, of, id, stamp } => {
+            ClaimRaceEvent::Settled { by, of, id, stamp } => {
                 self.nodes[of].known.insert(id.clone(), stamp);
-                let owed = self.owed.get_mut(&(by, id.clone())).expect("it was published");
-                *owed -= 1;
-                if *owed == 0 {
-                    self.events.push_back(Event::Ends { node: by, id });
+                let unsettled = self.unsettled.get_mut(&(by, id.clone())).expect("it was published");
+                *unsettled -= 1;
+                if *unsettled == 0 {
+                    self.events.push_back(ClaimRaceEvent::Ends { node: by, id });
                 }
             }
-            Event::Ends { node, id } => self.nodes[node].claims.release(&[given("room", &id)]),
+            ClaimRaceEvent::Ends { node, id } => self.nodes[node].claims.release(&[given("room", &id)]),
         }
     }
 }
@@ -321,7 +328,7 @@ impl Race {
 fn claims_in_any_order_publish_each_id_once_and_keep_order() {
     const CLAIMS: u32 = 12;
     for seed in 0..400 {
-        let mut race = Race::new(seed);
+        let mut race = ClaimRace::new(seed);
         for node in 0..race.nodes.len() {
             let until = race.now + Duration::from_secs(3_600);
             for then in 0..CLAIMS {

@@ -1,20 +1,20 @@
-//! Claims of nonces, and what nodes tell each other of those meanwhile.
+//! Claims of nonces, with exchanges of nonces between nodes meanwhile.
 
 use futures_util::FutureExt as _;
 
-use super::super::fixture::{Node, PEER};
+use super::super::fixture::{PEER, RoutingTestNode};
 use super::*;
 use crate::cluster::inbound::Inbound as _;
-use crate::cluster::link::Item;
+use crate::cluster::link::PeerItem;
 use crate::testing::SharedLocal;
 
 fn nonce() -> Nonce {
     Nonce { key_name: "k1".into(), timestamp_ms: 5, nonce: "n".into() }
 }
 
-/// A node that remembers nonces together with a peer, which is asked after it.
-fn node() -> (Node, Arc<dyn Local>) {
-    let (node, local) = (Node::new(), SharedLocal::new(0, |_| None) as Arc<dyn Local>);
+/// A node that remembers nonces together with a peer, and asks the peer after itself.
+fn node() -> (RoutingTestNode, Arc<dyn LocalNode>) {
+    let (node, local) = (RoutingTestNode::new(), SharedLocal::new(0, |_| None) as Arc<dyn LocalNode>);
     node.routing.set_local(Arc::clone(&local));
     node.has_a_link();
     node.finds_the_peer();
@@ -27,27 +27,27 @@ fn node() -> (Node, Arc<dyn Local>) {
     (node, local)
 }
 
-fn told(claim: u64) -> ToldNonce {
-    ToldNonce { kept: KeptNonce { nonce: nonce(), age_ms: 0 }, claim: ClaimId::new(claim) }
+fn peer_nonce(claim: u64) -> PeerNonce {
+    PeerNonce { kept: ClaimedNonce { nonce: nonce(), age_ms: 0 }, claim: ClaimId::new(claim) }
 }
 
-/// Whether the nonce is new to the node, which a peer asks.
-async fn is_first((node, local): &(Node, Arc<dyn Local>), claim: u64) -> bool {
-    let claimed = Arc::clone(&node.routing).claimed_by_peer(local, told(claim)).await;
-    let Some(Answer::Claimed(claimed)) = claimed else { panic!("{claimed:?}") };
+/// True if the node answers to a peer that the nonce is new.
+async fn is_first((node, local): &(RoutingTestNode, Arc<dyn LocalNode>), claim: u64) -> bool {
+    let claimed = Arc::clone(&node.routing).claimed_by_peer(local, peer_nonce(claim)).await;
+    let Some(PeerAnswer::Claimed(claimed)) = claimed else { panic!("{claimed:?}") };
     claimed.first
 }
 
-/// What the node tells another one.
-async fn says((node, local): &(Node, Arc<dyn Local>)) -> Vec<ToldNonce> {
+/// Returns the nonces that the node sends to another one.
+async fn says((node, local): &(RoutingTestNode, Arc<dyn LocalNode>)) -> Vec<PeerNonce> {
     let known = Arc::clone(&node.routing).nonces_for_peer(local, None).await;
-    let Some(Answer::Nonces(known)) = known else { panic!("{known:?}") };
+    let Some(PeerAnswer::Nonces(known)) = known else { panic!("{known:?}") };
     known.nonces
 }
 
-async fn hears((node, local): &(Node, Arc<dyn Local>), told: Vec<ToldNonce>) {
-    let kept = Arc::clone(&node.routing).nonces_from_peer(local, PEER, told, false).await;
-    assert_eq!(kept, Some(Answer::Done));
+async fn hears((node, local): &(RoutingTestNode, Arc<dyn LocalNode>), nonces: Vec<PeerNonce>) {
+    let kept = Arc::clone(&node.routing).nonces_from_peer(local, PEER, nonces, false).await;
+    assert_eq!(kept, Some(PeerAnswer::Done));
 }
 
 #[tokio::test]
@@ -55,7 +55,7 @@ async fn node_joining_during_nonce_claim_accepts_that_same_claim() {
     let (asked, joining) = (node(), node());
     assert!(is_first(&asked, 1).await);
     hears(&joining, says(&asked).await).await;
-    assert_eq!(says(&joining).await, [told(1)]);
+    assert_eq!(says(&joining).await, [peer_nonce(1)]);
     assert!(is_first(&joining, 1).await);
     for other in [2, 0] {
         assert!(!is_first(&joining, other).await, "{other}");
@@ -64,13 +64,15 @@ async fn node_joining_during_nonce_claim_accepts_that_same_claim() {
 }
 
 #[tokio::test]
-async fn of_two_claims_that_are_heard_of_none_is_the_first() {
-    for others in [[told(1), told(2)], [told(1), told(0)], [told(0), told(1)]] {
+async fn neither_of_two_received_claims_is_the_first() {
+    for others in
+        [[peer_nonce(1), peer_nonce(2)], [peer_nonce(1), peer_nonce(0)], [peer_nonce(0), peer_nonce(1)]]
+    {
         let joining = node();
-        for told in others {
-            hears(&joining, vec![told]).await;
+        for one in others {
+            hears(&joining, vec![one]).await;
         }
-        assert_eq!(says(&joining).await, [told(0)]);
+        assert_eq!(says(&joining).await, [peer_nonce(0)]);
         for claim in [1, 2, 0] {
             assert!(!is_first(&joining, claim).await, "{claim}");
         }
@@ -78,23 +80,23 @@ async fn of_two_claims_that_are_heard_of_none_is_the_first() {
 }
 
 #[tokio::test]
-async fn a_peer_is_told_whose_a_nonce_is_before_it_is_asked() {
+async fn unanswered_nonce_claim_is_already_shared_with_peers() {
     let here = node();
     let (node, local) = &here;
     let mut claimed = Box::pin(node.routing.claim_nonce(nonce()));
     assert!(claimed.as_mut().now_or_never().is_none(), "the peer has not answered");
     assert_eq!(local.claim_nonce(nonce()).await, Some(false), "it is remembered here");
-    let told = says(&here).await;
-    let [own] = &*told else { panic!("{told:?}") };
+    let nonces = says(&here).await;
+    let [own] = &*nonces else { panic!("{nonces:?}") };
     assert!(own.claim.is_some());
-    let asked = |number| Item::request(number, &Request::Claim(own.clone()));
+    let asked = |number| PeerItem::request(number, &PeerRequest::Claim(own.clone()));
     let sent = node.says();
     assert!((0..100).any(|number| sent.contains(&asked(number))), "{sent:?}");
 }
 
 #[tokio::test]
 async fn a_node_is_asked_for_what_it_remembers_once_it_can_answer() {
-    let node = Node::new();
+    let node = RoutingTestNode::new();
     node.routing.set_local(SharedLocal::new(0, |_| None));
     node.has_a_link();
     node.finds_the_peer();
@@ -102,7 +104,7 @@ async fn a_node_is_asked_for_what_it_remembers_once_it_can_answer() {
     node.says();
     node.routing.take_nonces_over(Instant::now(), true).await;
     assert_eq!(node.says(), [], "its answer would be lost");
-    node.is_told_all(0);
+    node.receives_snapshot_end(0);
     node.says();
     assert!(node.routing.take_nonces_over(Instant::now(), true).now_or_never().is_none());
     assert_eq!(node.says().len(), 1);
@@ -114,6 +116,11 @@ async fn node_joining_after_nonce_claim_hears_that_nonce_is_used() {
     let (node, local) = &here;
     assert_eq!(local.claim_nonce(nonce()).await, Some(true));
     let long_ago = Instant::now() - Duration::from_secs(60);
-    node.routing.noted.write().await.get_mut().heard(&nonce(), ClaimId::new(1), true, long_ago);
-    assert_eq!(says(&here).await, [told(0)]);
+    node.routing.nonce_claims.write().await.get_mut().record_remote(
+        &nonce(),
+        ClaimId::new(1),
+        true,
+        long_ago,
+    );
+    assert_eq!(says(&here).await, [peer_nonce(0)]);
 }

@@ -1,8 +1,8 @@
 //! `GET /realtime/sse`: a session that only listens, for clients without WebSocket.
 //!
-//! Behind each stream is an ordinary connection of a shard over a pair of sockets within the process, so attach, replay,
-//! capability, expiry, ceilings and slow consumers are those of the realtime socket. What a slow client leaves unread
-//! stays in the pair's buffers and in the connection's outbox, which is bounded, and then the stream ends.
+//! Behind each stream is an ordinary connection of a shard over a socket pair within the process, so attach, replay, capability, expiry,
+//! limits and slow consumers work as for the realtime socket. Frames that a slow client leaves unread stay in the pair's buffers and in the
+//! connection's outbox, which is bounded; at the bound the stream ends.
 
 mod stream;
 
@@ -22,18 +22,21 @@ use fanfare_proto::frame::Format;
 use futures_util::stream::empty;
 use serde_json::json;
 
-use self::stream::{Stream, client_frame};
+use self::stream::{SseStream, client_frame};
 use super::{Api, address, authorization};
 use crate::auth::Credentials;
 use crate::edge::ClientSocket;
-use crate::edge::errors::Refusal;
+use crate::edge::errors::HttpRefusal;
 use crate::edge::http::route::Route;
-use crate::edge::link::Link;
-use crate::edge::socket::{Decision, Gate, Head, Input, Opening, Permit, Refused, Transport};
+use crate::edge::link::ClientLink;
+use crate::edge::socket::{
+    AdmissionContext, AdmissionDecision, AdmittedConnection, ClientTransport, ConnectionPermit, Input,
+    RequestHead, SocketRefusal,
+};
 use crate::model::{ChannelName, Limits, Operation};
-use crate::telemetry::{Limit, OFTEN};
+use crate::telemetry::{Limit, RATE_LIMITED};
 
-pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, Refusal> {
+pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, HttpRefusal> {
     let query = head.uri.query().unwrap_or_default();
     let authorization = authorization(&head.headers);
     let address = address(&head.extensions);
@@ -42,27 +45,27 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     route.takes(head.method.as_str())?;
     let channels = channels(query, &api.services.limits)?;
     if !channels.iter().all(|channel| principal.allows(channel.as_str(), Operation::Subscribe)) {
-        return Err(Refusal::forbidden(Operation::Subscribe.as_str()));
+        return Err(HttpRefusal::forbidden(Operation::Subscribe.as_str()));
     }
     if head.method == Method::HEAD {
-        // As long as a stream is: not known.
+        // Like a stream, a HEAD answer has no known length.
         return Ok(answer(Body::from_stream(empty::<Result<Bytes, Infallible>>())));
     }
     let opening = admit(api, query, &authorization, address)?;
-    let permit = Permit::take(&api.streams);
+    let permit = ConnectionPermit::take(&api.streams);
     if api.streams.load(Ordering::SeqCst) > api.services.limits.sse_streams {
         Limit::SseStreams.hit();
-        return Err(Refusal::unanswered());
+        return Err(HttpRefusal::unanswered());
     }
-    // A browser that comes back by itself still has the query with which it came first.
+    // A browser that reconnects by itself still sends the query of its first request.
     let header = head.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let last = header.map(Cow::from).or_else(|| parameter(query, "lastEventId"));
     let serials = serials(last.as_deref(), channels.len());
     let comment_ms = api.services.limits.heartbeat_ms;
     let client = head.extensions.get::<ClientSocket>().cloned();
     let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
-        tracing::warn!(target: OFTEN, %error, "an event stream could not be opened");
-        Refusal::unanswered()
+        tracing::warn!(target: RATE_LIMITED, %error, "an event stream could not be opened");
+        HttpRefusal::unanswered()
     })?;
     let mut read = Vec::new();
     for (channel, serial) in channels.iter().zip(&serials) {
@@ -74,7 +77,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, R
     }
     let socket = std::net::TcpStream::from(OwnedFd::from(theirs));
     api.services.shards.push_next(Input::Adopt {
-        link: Link::plain(socket),
+        link: ClientLink::plain(socket),
         permit,
         read,
         opening: Box::new(opening),
@@ -88,9 +91,9 @@ fn answer(body: Body) -> Response {
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // The connection is looked at for its end alone.
+    // hyper reads no further request, so the connection must close.
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    // A proxy that gathers an answer would hold back every event.
+    // A proxy that buffers the answer would hold back every event.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -100,28 +103,28 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<Cow<'a, str>> {
 }
 
 /// The names of all `channel` parameters, in their order.
-fn channels(query: &str, limits: &Limits) -> Result<Vec<ChannelName>, Refusal> {
+fn channels(query: &str, limits: &Limits) -> Result<Vec<ChannelName>, HttpRefusal> {
     let mut channels = Vec::new();
     for (_, value) in form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "channel") {
         let channel = ChannelName::new(&value, limits)
             .inspect_err(|error| Limit::ChannelNameBytes.hit_if(error.is_too_long()))?;
         if channels.contains(&channel) {
-            return Err(Refusal::malformed("channel is repeated"));
+            return Err(HttpRefusal::malformed("channel is repeated"));
         }
         channels.push(channel);
         if channels.len() > limits.sse_channels {
             Limit::SseChannels.hit();
             let error = format!("more than {} channels on one stream", limits.sse_channels);
-            return Err(Refusal::malformed(error));
+            return Err(HttpRefusal::malformed(error));
         }
     }
     if channels.is_empty() {
-        return Err(Refusal::malformed("channel is missing"));
+        return Err(HttpRefusal::malformed("channel is missing"));
     }
     Ok(channels)
 }
 
-/// What the client has of each channel. An id that is none of ours is no position, which the client is told.
+/// Positions of the client in each channel. A foreign id yields no valid position, and the client is told a continuity loss.
 fn serials(last_event_id: Option<&str>, channels: usize) -> Vec<String> {
     let Some(last) = last_event_id.filter(|last| !last.is_empty()) else {
         return vec![String::new(); channels];
@@ -135,39 +138,46 @@ fn admit(
     query: &str,
     authorization: &[&[u8]],
     address: Option<IpAddr>,
-) -> Result<Opening, Refusal> {
+) -> Result<AdmittedConnection, HttpRefusal> {
     let headers = authorization.iter().map(|value| ("authorization", *value)).collect();
-    let head = Head { query, headers };
+    let head = RequestHead { query, headers };
     let services = &api.services;
-    let gate = Gate {
+    let gate = AdmissionContext {
         auth: &services.auth,
         connections: &services.connections,
-        identities: None,
+        session_registry: None,
         limits: &services.limits,
         files: &services.files,
         address,
     };
     match head.decide(gate) {
-        Decision::Open(opening) => {
-            Ok(Opening { format: Format::Json, heartbeat_pings: false, transport: Transport::Sse, ..opening })
+        AdmissionDecision::Open(opening) => Ok(AdmittedConnection {
+            format: Format::Json,
+            heartbeat_pings: false,
+            transport: ClientTransport::Sse,
+            ..opening
+        }),
+        AdmissionDecision::Refuse(refusal) => Err(refusal),
+        AdmissionDecision::OpenRefused { refused: SocketRefusal::Credential, .. } => {
+            Err(HttpRefusal::unauthorized())
         }
-        Decision::Refuse(refusal) => Err(refusal),
-        Decision::OpenRefused { refused: Refused::Credential, .. } => Err(Refusal::unauthorized()),
-        Decision::OpenRefused { refused: Refused::ConnectionLimit, .. } => Err(Refusal::connection_limit()),
+        AdmissionDecision::OpenRefused { refused: SocketRefusal::ConnectionLimit, .. } => {
+            Err(HttpRefusal::connection_limit())
+        }
     }
 }
 
-/// The stream, and the shard's end of its pair.
+/// Creates the stream, and the shard's end of its socket pair.
 fn begin(
     channels: Vec<ChannelName>,
     serials: Vec<String>,
     comment_ms: u64,
     client: Option<ClientSocket>,
-) -> std::io::Result<(Stream, UnixStream)> {
+) -> std::io::Result<(SseStream, UnixStream)> {
     let (ours, theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     theirs.set_nonblocking(true)?;
-    Ok((Stream::new(ours, channels, serials, comment_ms, client)?, theirs))
+    Ok((SseStream::new(ours, channels, serials, comment_ms, client)?, theirs))
 }
 
 #[cfg(test)]

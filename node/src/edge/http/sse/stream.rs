@@ -1,4 +1,4 @@
-//! Frames of a session → events of a stream.
+//! Encoding of session frames as events of a stream.
 
 use std::convert::Infallible;
 use std::os::unix::net;
@@ -19,21 +19,21 @@ use crate::edge::ClientSocket;
 use crate::model::{ChannelName, Operation};
 
 const READ_BYTES: usize = 16 * 1024;
-/// Events given on together, unless one is larger.
+/// Size up to which events are passed on together; a larger event goes alone.
 const CHUNK_BYTES: usize = 64 * 1024;
 const COMMENT: &[u8] = b":\n\n";
 
-/// The body of an event stream. It reads from the session only when the client takes what came before.
-pub(super) struct Stream {
+/// Body of an event stream. Reads from the session only when the client has taken the previous events.
+pub(super) struct SseStream {
     socket: UnixStream,
     received: Vec<u8>,
-    events: Events,
+    events: EventEncoder,
     comments: Interval,
-    /// hyper does not read while it answers, so it does not see a client go before a write fails.
+    /// Resolves when the client has gone: hyper does not read while it answers, so it would notice only when a write fails.
     gone: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-impl Stream {
+impl SseStream {
     pub(super) fn new(
         socket: net::UnixStream,
         channels: Vec<ChannelName>,
@@ -44,7 +44,7 @@ impl Stream {
         let every = Duration::from_millis(comment_ms);
         let mut comments = interval_at(Instant::now() + every, every);
         comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let events = Events { channels, serials, ended: false };
+        let events = EventEncoder { channels, serials, ended: false };
         let gone = async move {
             match client {
                 Some(client) => client.closed().await,
@@ -55,7 +55,7 @@ impl Stream {
         Ok(Self { socket, received: Vec::new(), events, comments, gone: Box::pin(gone) })
     }
 
-    /// What the frames that are whole become.
+    /// Encodes all complete frames as events.
     fn take(&mut self) -> Vec<u8> {
         let (mut out, mut taken) = (Vec::new(), 0);
         while !self.events.ended && out.len() < CHUNK_BYTES {
@@ -72,7 +72,7 @@ impl Stream {
     }
 }
 
-impl Body for Stream {
+impl Body for SseStream {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -93,7 +93,7 @@ impl Body for Stream {
                 return Poll::Ready(None);
             }
             if self.comments.poll_tick(cx).is_ready() {
-                // The session hears that somebody is there; a full socket says so as well.
+                // Keeps the session alive; a full socket has the same effect.
                 self.socket.try_write(&client_frame(r#"{"op":0}"#)).ok();
                 return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
             }
@@ -110,17 +110,17 @@ impl Body for Stream {
     }
 }
 
-/// What a stream tells of the frames of its session.
-struct Events {
+/// Encoder from session frames to events.
+struct EventEncoder {
     channels: Vec<ChannelName>,
-    /// What the client has of each channel.
+    /// Position of the client in each channel.
     serials: Vec<String>,
     ended: bool,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Seen {
+struct SessionFrame {
     op: i64,
     channel: Option<String>,
     serial: Option<String>,
@@ -128,21 +128,21 @@ struct Seen {
     reconnect_after_ms: Option<u64>,
 }
 
-impl Events {
+impl EventEncoder {
     fn frame(&mut self, opcode: OpCode, payload: &[u8], out: &mut Vec<u8>) {
         match opcode {
             OpCode::Text => {}
             OpCode::Close => return self.ended = true,
             _ => return,
         }
-        let Ok(seen) = serde_json::from_slice::<Seen>(payload) else { return };
+        let Ok(seen) = serde_json::from_slice::<SessionFrame>(payload) else { return };
         let listens = |modes: &[String]| modes.iter().any(|mode| mode == Operation::Subscribe.as_str());
         let event = match seen.op {
-            // What is left of a narrowed capability is nothing that a stream is for.
+            // A narrowed capability may leave nothing to stream.
             op::ATTACHED if !seen.modes.as_deref().is_none_or(listens) => return self.ended = true,
             op::ATTACHED => "attached",
             op::MESSAGE => "message",
-            // Who listens to presence is told of the members by the same name; the frame says which of the two it is.
+            // A client that listens to presence gets members under the same event name; the frame tells the two apart.
             op::PRESENCE | op::SYNC => "presence",
             op::DISCONNECTED => {
                 if let Some(after_ms) = seen.reconnect_after_ms.filter(|after_ms| *after_ms > 0) {
@@ -150,7 +150,7 @@ impl Events {
                 }
                 return self.ended = true;
             }
-            // An attach that was refused, or what is not granted any more: who asks again is told why.
+            // An attach that was refused, or a capability that was withdrawn: a client that reconnects is told the reason.
             op::ERROR | op::NACK | op::DETACHED => return self.ended = true,
             _ => return,
         };
@@ -160,13 +160,13 @@ impl Events {
         }
         let id = self.serials.join(",");
         out.extend_from_slice(format!("event: {event}\nid: {id}\ndata: ").as_bytes());
-        // A compact JSON text is one line.
+        // Compact JSON has no line breaks.
         out.extend_from_slice(payload);
         out.extend_from_slice(b"\n\n");
     }
 }
 
-/// The first frame, which a server does not mask or fragment, and where its payload stands; none while it is not whole.
+/// Opcode and payload range of the first frame, which a server neither masks nor fragments; none while the frame is incomplete.
 fn server_frame(bytes: &[u8]) -> Option<(OpCode, std::ops::Range<usize>)> {
     let [first, second, rest @ ..] = bytes else { return None };
     let (start, length) = match second & 0x7f {
@@ -178,7 +178,7 @@ fn server_frame(bytes: &[u8]) -> Option<(OpCode, std::ops::Range<usize>)> {
     (bytes.len() >= end).then_some((OpCode::try_from(first & 0x0f).unwrap_or(OpCode::Close), start..end))
 }
 
-/// A text as a client sends it, under a mask that changes nothing.
+/// Text frame of a client, under a mask of zeros.
 pub(super) fn client_frame(text: &str) -> Vec<u8> {
     let mut bytes = vec![0x81];
     match u16::try_from(text.len()) {
@@ -202,12 +202,12 @@ mod tests {
     use super::*;
     use crate::hub::wire;
 
-    fn events() -> Events {
+    fn events() -> EventEncoder {
         let channels = ["a", "b"].map(ChannelName::of).to_vec();
-        Events { channels, serials: vec![String::new(), "old".into()], ended: false }
+        EventEncoder { channels, serials: vec![String::new(), "old".into()], ended: false }
     }
 
-    fn told(events: &mut Events, payload: &str) -> String {
+    fn encode(events: &mut EventEncoder, payload: &str) -> String {
         let mut out = Vec::new();
         events.frame(OpCode::Text, payload.as_bytes(), &mut out);
         String::from_utf8(out).expect("events are text")
@@ -216,20 +216,20 @@ mod tests {
     #[test]
     fn an_id_holds_what_the_client_has_of_every_channel() {
         let mut events = events();
-        assert_eq!(told(&mut events, r#"{"op":3,"connectionId":"c"}"#), "");
+        assert_eq!(encode(&mut events, r#"{"op":3,"connectionId":"c"}"#), "");
         let attached =
             r#"{"op":9,"channel":"a","serial":"1","resumed":false,"modes":["subscribe","publish"]}"#;
         let expected = format!("event: attached\nid: 1,old\ndata: {attached}\n\n");
-        assert_eq!(told(&mut events, attached), expected);
+        assert_eq!(encode(&mut events, attached), expected);
         let message = r#"{"op":13,"channel":"b","serial":"2","messages":[{"data":"x\ny"}]}"#;
-        assert_eq!(told(&mut events, message), format!("event: message\nid: 1,2\ndata: {message}\n\n"));
+        assert_eq!(encode(&mut events, message), format!("event: message\nid: 1,2\ndata: {message}\n\n"));
         assert!(
-            told(&mut events, r#"{"op":12,"channel":"a","serial":"3"}"#)
+            encode(&mut events, r#"{"op":12,"channel":"a","serial":"3"}"#)
                 .starts_with("event: presence\nid: 3,2\n")
         );
         let members = r#"{"op":14,"channel":"b","members":[],"more":false}"#;
-        assert_eq!(told(&mut events, members), format!("event: presence\nid: 3,2\ndata: {members}\n\n"));
-        assert_eq!(told(&mut events, r#"{"op":0}"#), "");
+        assert_eq!(encode(&mut events, members), format!("event: presence\nid: 3,2\ndata: {members}\n\n"));
+        assert_eq!(encode(&mut events, r#"{"op":0}"#), "");
         assert!(!events.ended);
     }
 
@@ -243,7 +243,7 @@ mod tests {
             (r#"{"op":9,"channel":"a","serial":"1","resumed":true,"modes":["publish","presence"]}"#, ""),
         ] {
             let mut events = events();
-            assert_eq!(told(&mut events, payload), expected);
+            assert_eq!(encode(&mut events, payload), expected);
             assert!(events.ended, "{payload}");
         }
     }

@@ -1,13 +1,13 @@
-//! Every credential that is not good gives the same 401.
+//! Invalid credentials: each gives the same 401.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::fixture::{Fixture, Sent, key_string};
+use super::fixture::{HttpFixture, HttpTestRequest, key_string};
 
 #[tokio::test]
 async fn all_bad_credentials_look_alike() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     let basic = |text: &str| format!("Basic {}", STANDARD.encode(text));
     let full = key_string("full");
     let (secret, name) = full.rsplit_once('.').unwrap();
@@ -25,7 +25,7 @@ async fn all_bad_credentials_look_alike() {
         "Bearer abc".to_owned(),
         "Bearer a.b.c".to_owned(),
     ] {
-        let sent = Sent::new("GET", "/time").header("authorization", &authorization);
+        let sent = HttpTestRequest::new("GET", "/time").header("authorization", &authorization);
         let answer = node.send(sent).await;
         assert_eq!(
             (answer.status, answer.text.as_str()),
@@ -37,14 +37,14 @@ async fn all_bad_credentials_look_alike() {
 
 #[tokio::test]
 async fn a_credential_in_the_query_is_none_over_http() {
-    let node = Fixture::new();
-    let answer = node.send(Sent::new("GET", &format!("/time?key={}", key_string("full")))).await;
+    let node = HttpFixture::new();
+    let answer = node.send(HttpTestRequest::new("GET", &format!("/time?key={}", key_string("full")))).await;
     assert_eq!(answer.status, 401);
 }
 
 #[tokio::test]
 async fn two_different_credentials_are_none() {
-    let node = Fixture::new();
-    let answer = node.send(Sent::new("GET", "/time").key("full").key("narrow")).await;
+    let node = HttpFixture::new();
+    let answer = node.send(HttpTestRequest::new("GET", "/time").key("full").key("narrow")).await;
     assert_eq!(answer.status, 401);
 }

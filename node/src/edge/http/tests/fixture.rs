@@ -1,4 +1,4 @@
-//! A node's HTTP side over a directory and a store in a temporary folder, and what a test sends to it.
+//! HTTP side of a node over a directory and a store in a temporary folder, and requests of tests.
 
 use std::sync::Arc;
 
@@ -12,21 +12,21 @@ use tempfile::TempDir;
 use tower::ServiceExt as _;
 
 use crate::accounts::Accounts;
-use crate::auth::{Authenticator, Claim, Kept, TokenStore, TokenStoreError};
-use crate::edge::Services;
+use crate::auth::{Authenticator, NonceClaim, RevocationWrite, TokenStore, TokenStoreError};
+use crate::edge::ApiServices;
 use crate::edge::files::ClientFiles;
 use crate::edge::http::router;
 use crate::edge::socket::Shards;
 use crate::hub::Hub;
 use crate::model::{Clock, Limits, Nonce, Revocation};
-use crate::origin::history::{Embedded, HistoryStore, Options};
+use crate::origin::history::{EmbeddedOptions, EmbeddedStore, HistoryStore};
 use crate::origin::metering::Meter;
 use crate::publish::Publisher;
 use crate::testing::DirectoryText;
 
 pub(super) const NOW_MS: u64 = 1_767_225_600_000;
 
-/// Everything that a key can hold.
+/// All operations that a key can have.
 const FULL: &str = r#"{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }"#;
 
 fn directory() -> DirectoryText {
@@ -41,7 +41,7 @@ fn directory() -> DirectoryText {
         .key("other", r#"{ "*" = ["publish", "history"] }"#)
 }
 
-/// `<secret>.<keyName>`, as the directory has it.
+/// `<secret>.<keyName>` as in the directory.
 pub(super) fn key_string(name: &str) -> String {
     format!("{}.{name}", secret(name))
 }
@@ -50,13 +50,13 @@ pub(super) fn secret(name: &str) -> String {
     if name == "narrow" { "secret.of-narrow".to_owned() } else { format!("secret-of-{name}") }
 }
 
-pub(super) struct Fixture {
-    pub(super) services: Arc<Services>,
+pub(super) struct HttpFixture {
+    pub(super) services: Arc<ApiServices>,
     router: Router,
     _folder: TempDir,
 }
 
-impl Fixture {
+impl HttpFixture {
     pub(super) fn new() -> Self {
         Self::with(Limits::default())
     }
@@ -64,8 +64,8 @@ impl Fixture {
     pub(super) fn with(limits: Limits) -> Self {
         let folder = TempDir::new().unwrap();
         let clock = Clock::manual(NOW_MS);
-        let options = Options::new(true, &limits);
-        let store = Embedded::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
+        let options = EmbeddedOptions::new(true, &limits);
+        let store = EmbeddedStore::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
         Self::build(folder, limits, clock, Arc::new(store), 0)
     }
 
@@ -73,11 +73,11 @@ impl Fixture {
         Self::build(TempDir::new().unwrap(), Limits::default(), Clock::manual(NOW_MS), Arc::new(store), 0)
     }
 
-    /// With a thread of sockets that does not come to answering.
+    /// A node whose shard never answers.
     pub(super) fn with_a_stuck_shard() -> Self {
         let (folder, clock, limits) = (TempDir::new().unwrap(), Clock::manual(NOW_MS), Limits::default());
-        let options = Options::new(false, &limits);
-        let store = Embedded::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
+        let options = EmbeddedOptions::new(false, &limits);
+        let store = EmbeddedStore::open(&folder.path().join("store"), &options, clock.clone()).unwrap();
         Self::build(folder, limits, clock, Arc::new(store), 1)
     }
 
@@ -101,18 +101,18 @@ impl Fixture {
             Arc::clone(&node_id),
             limits.metric_minutes,
         );
-        let services = Arc::new(Services {
+        let services = Arc::new(ApiServices {
             meter: Arc::new(meter),
             auth: Arc::new(Authenticator::new(
                 Arc::clone(&accounts),
-                Tokens(Arc::clone(&store)),
+                HttpTestTokenStore(Arc::clone(&store)),
                 clock.clone(),
                 &limits,
                 true,
             )),
             publisher: Arc::new(Publisher::new(&hub, &store, &limits, None)),
             hub,
-            former_runs: Vec::new(),
+            earlier_incarnations: Vec::new(),
             accounts,
             store,
             connections: Arc::default(),
@@ -126,12 +126,12 @@ impl Fixture {
         Self { router: router(Arc::clone(&services)), services, _folder: folder }
     }
 
-    pub(super) async fn send(&self, sent: Sent) -> Answer {
-        Answer::read(self.respond(sent).await).await
+    pub(super) async fn send(&self, sent: HttpTestRequest) -> HttpTestResponse {
+        HttpTestResponse::read(self.respond(sent).await).await
     }
 
-    /// The answer with a body that nothing was taken of.
-    pub(super) async fn respond(&self, sent: Sent) -> Response<Body> {
+    /// Response with a body that is not read yet.
+    pub(super) async fn respond(&self, sent: HttpTestRequest) -> Response<Body> {
         let mut request = Request::builder().method(sent.method.as_str()).uri(&sent.path);
         for (name, value) in &sent.headers {
             request = request.header(name, value);
@@ -141,34 +141,34 @@ impl Fixture {
     }
 }
 
-struct Tokens(Arc<dyn HistoryStore>);
+struct HttpTestTokenStore(Arc<dyn HistoryStore>);
 
-impl TokenStore for Tokens {
-    fn claim_nonce(&self, nonce: Nonce) -> Claim {
+impl TokenStore for HttpTestTokenStore {
+    fn claim_nonce(&self, nonce: Nonce) -> NonceClaim {
         let claim = self.0.claim_nonce(nonce);
         Box::pin(async { claim.await.map_err(|_| TokenStoreError) })
     }
 
-    fn keep_revocation(&self, revocation: Revocation) -> Kept {
+    fn keep_revocation(&self, revocation: Revocation) -> RevocationWrite {
         let kept = self.0.revoke_tokens(revocation);
         Box::pin(async { kept.await.map_err(|_| TokenStoreError) })
     }
 }
 
-/// A request in the making.
-pub(super) struct Sent {
+/// Builder of a request.
+pub(super) struct HttpTestRequest {
     method: String,
     path: String,
     headers: Vec<(String, String)>,
     body: String,
 }
 
-impl Sent {
+impl HttpTestRequest {
     pub(super) fn new(method: &str, path: &str) -> Self {
         Self { method: method.into(), path: path.into(), headers: Vec::new(), body: String::new() }
     }
 
-    /// Basic with a key of the directory.
+    /// Authenticates with a key of the directory, by Basic.
     pub(super) fn key(self, name: &str) -> Self {
         let value = format!("Basic {}", STANDARD.encode(key_string(name)));
         self.header("authorization", &value)
@@ -186,13 +186,13 @@ impl Sent {
 }
 
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct HttpTestResponse {
     pub(super) status: u16,
     headers: axum::http::HeaderMap,
     pub(super) text: String,
 }
 
-impl Answer {
+impl HttpTestResponse {
     async fn read(response: Response<Body>) -> Self {
         let (head, body) = response.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();

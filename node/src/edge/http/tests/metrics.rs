@@ -1,4 +1,4 @@
-//! What requests leave in the metrics of their account.
+//! Usage metrics that requests leave for their account.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use axum::body::HttpBody as _;
 use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
-use super::fixture::{Answer, Fixture, NOW_MS, Sent};
+use super::fixture::{HttpFixture, HttpTestRequest, HttpTestResponse, NOW_MS};
 use crate::model::{AccountId, Amount, UsageKind};
 use crate::origin::history::StoreError;
 use crate::origin::metering::{MINUTE_MS, MetricRow};
 use crate::testing::FakeStore;
 
-/// A row of each kind for each of the last minutes, the one before the running one last.
+/// A row of each kind for each of the last minutes, ending with the minute before the current one.
 fn rows(minutes: u64) -> Vec<MetricRow> {
     let (account, node_id): (_, Arc<str>) = (AccountId::new("acme"), "node-1".into());
     let row = |minute, kind: UsageKind| MetricRow {
@@ -30,11 +30,11 @@ fn rows(minutes: u64) -> Vec<MetricRow> {
 async fn a_long_series_is_read_and_written_in_pieces() {
     const MINUTES: u64 = 1_000;
     const PIECE_BYTES_MAX: usize = 40 * 1024;
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     node.services.store.put_metrics(rows(MINUTES)).await.expect("stored");
     for (query, node_id) in [("?window=24h", "node-1"), ("?window=24h&aggregate=sum", "*")] {
         let path = format!("/api/metrics/series{query}");
-        let mut body = node.respond(Sent::new("GET", &path).key("full")).await.into_body();
+        let mut body = node.respond(HttpTestRequest::new("GET", &path).key("full")).await.into_body();
         assert_eq!(body.size_hint().exact(), None, "nobody knows yet how long it is");
         let (mut text, mut pieces) = (Vec::new(), 0);
         while let Some(frame) = body.frame().await {
@@ -46,13 +46,13 @@ async fn a_long_series_is_read_and_written_in_pieces() {
         assert!(pieces > 10 && text.len() > 10 * PIECE_BYTES_MAX, "{pieces} pieces");
         let series: Value = serde_json::from_slice(&text).expect("JSON");
         assert_eq!(series["windowMs"], 86_400_000);
-        let told = series["series"].as_array().expect("rows");
+        let listed = series["series"].as_array().expect("rows");
         let stored = rows(MINUTES);
-        // The last one is of these requests.
-        assert_eq!(told.len(), stored.len() + 1);
+        // The last row counts these requests.
+        assert_eq!(listed.len(), stored.len() + 1);
         let mut names = UsageKind::ALL.map(UsageKind::as_str);
         names.sort_unstable();
-        for (place, row) in told[..stored.len()].iter().enumerate() {
+        for (place, row) in listed[..stored.len()].iter().enumerate() {
             let amount = stored[place].amount;
             let expected = json!({
                 "accountId": "acme", "minute": stored[place].minute_ms, "nodeId": node_id,
@@ -63,10 +63,10 @@ async fn a_long_series_is_read_and_written_in_pieces() {
     }
 }
 
-/// Gives half of the rows, and is gone.
-struct Short;
+/// Returns half of the rows, then fails.
+struct FailingMetricsStore;
 
-impl FakeStore for Short {
+impl FakeStore for FailingMetricsStore {
     fn read_metrics(
         &self,
         _: AccountId,
@@ -83,8 +83,8 @@ impl FakeStore for Short {
 
 #[tokio::test]
 async fn a_series_that_cannot_be_read_to_its_end_is_no_whole_answer() {
-    let node = Fixture::over(Short);
-    let sent = Sent::new("GET", "/api/metrics/series?window=1h").key("full");
+    let node = HttpFixture::over(FailingMetricsStore);
+    let sent = HttpTestRequest::new("GET", "/api/metrics/series?window=1h").key("full");
     let mut body = node.respond(sent).await.into_body();
     assert!(body.frame().await.is_some_and(|first| first.is_ok()));
     assert!(body.frame().await.is_some_and(|second| second.is_err()));
@@ -93,12 +93,12 @@ async fn a_series_that_cannot_be_read_to_its_end_is_no_whole_answer() {
     assert_eq!(answer.status, 503, "gone from the beginning: {}", answer.text);
 }
 
-async fn series(node: &Fixture, key: &str, query: &str) -> Answer {
-    node.send(Sent::new("GET", &format!("/api/metrics/series{query}")).key(key)).await
+async fn series(node: &HttpFixture, key: &str, query: &str) -> HttpTestResponse {
+    node.send(HttpTestRequest::new("GET", &format!("/api/metrics/series{query}")).key(key)).await
 }
 
 /// Kind, count and bytes of the rows that an account reads.
-async fn counted(node: &Fixture, key: &str) -> Vec<(String, u64, u64)> {
+async fn counted(node: &HttpFixture, key: &str) -> Vec<(String, u64, u64)> {
     let body = series(node, key, "").await.json();
     let rows = body["series"].as_array().unwrap().iter().map(|row| {
         let kind = row["kind"].as_str().unwrap().to_owned();
@@ -109,7 +109,7 @@ async fn counted(node: &Fixture, key: &str) -> Vec<(String, u64, u64)> {
 
 #[tokio::test]
 async fn every_authenticated_request_counts_for_its_account() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     let body = series(&node, "full", "?window=6h").await.json();
     let row = json!({
         "accountId": "acme", "minute": NOW_MS - NOW_MS % 60_000, "nodeId": "node-1", "kind": "api", "count": 1, "bytes": 0
@@ -122,31 +122,32 @@ async fn every_authenticated_request_counts_for_its_account() {
         ("GET", "/api/channels/a/history", "narrow"),
         ("GET", "/time", "other"),
     ] {
-        node.send(Sent::new(method, path).key(key)).await;
+        node.send(HttpTestRequest::new(method, path).key(key)).await;
     }
-    node.send(Sent::new("GET", "/time")).await;
-    node.send(Sent::new("GET", "/time").key("revoked")).await;
-    node.send(Sent::new("GET", "/health").key("full")).await;
+    node.send(HttpTestRequest::new("GET", "/time")).await;
+    node.send(HttpTestRequest::new("GET", "/time").key("revoked")).await;
+    node.send(HttpTestRequest::new("GET", "/health").key("full")).await;
     assert_eq!(counted(&node, "full").await, [("api".to_owned(), 6, 0)], "its keys together");
     assert_eq!(counted(&node, "other").await, [("api".to_owned(), 2, 0)]);
 }
 
 #[tokio::test]
 async fn publishes_and_reads_count_with_their_bytes() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for path in ["/api/channels/a/publish", "/api/channels/off%3Aa/publish"] {
-        let sent = Sent::new("POST", path).key("full").body(r#"{"name":"n","data":{"a":1}}"#);
+        let sent = HttpTestRequest::new("POST", path).key("full").body(r#"{"name":"n","data":{"a":1}}"#);
         assert_eq!(node.send(sent).await.status, 200);
     }
     let batch = r#"{"channels":["a","b","[c"],"messages":[{"data":1},{"id":"x"}]}"#;
-    node.send(Sent::new("POST", "/api/publish").key("full").body(batch)).await;
+    node.send(HttpTestRequest::new("POST", "/api/publish").key("full").body(batch)).await;
     let mut read = 0;
     for path in ["a/history", "b/history?limit=1", "off%3Aa/history", "a/presence/history"] {
-        let answer = node.send(Sent::new("GET", &format!("/api/channels/{path}")).key("full")).await;
+        let answer =
+            node.send(HttpTestRequest::new("GET", &format!("/api/channels/{path}")).key("full")).await;
         assert_eq!(answer.status, 200);
         read += answer.text.len() as u64;
     }
-    node.send(Sent::new("GET", "/api/channels/a/history?start=x").key("full")).await;
+    node.send(HttpTestRequest::new("GET", "/api/channels/a/history?start=x").key("full")).await;
     let expected = [("api", 9, 0), ("history-read", 4, read), ("publish", 6, 2 * 10 + 2)];
     assert_eq!(
         counted(&node, "full").await,
@@ -156,7 +157,7 @@ async fn publishes_and_reads_count_with_their_bytes() {
 
 #[tokio::test]
 async fn the_sum_is_over_nodes_and_the_account_is_the_callers() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     let body = series(&node, "full", "?aggregate=sum&window=90000&accountId=other-prod").await.json();
     assert_eq!(body["windowMs"], 90_000);
     let rows = body["series"].as_array().unwrap();

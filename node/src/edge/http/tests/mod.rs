@@ -1,4 +1,4 @@
-//! The router as a client sees it, over the real directory, authenticator, publisher and embedded store.
+//! Tests of the router as a client sees it, over the real directory, authenticator, publisher and embedded store.
 
 mod credentials;
 mod fixture;

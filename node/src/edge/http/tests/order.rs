@@ -1,6 +1,6 @@
-//! What is looked at first: CORS, then the credential, then path and method, then the capability.
+//! Order of the checks: CORS, then the credential, then path and method, then the capability.
 
-use super::fixture::{Fixture, Sent};
+use super::fixture::{HttpFixture, HttpTestRequest};
 
 /// Method, path, status with the full key, status without a credential.
 const ORDER: &[(&str, &str, u16, u16)] = &[
@@ -56,14 +56,14 @@ const ORDER: &[(&str, &str, u16, u16)] = &[
 
 #[tokio::test]
 async fn a_credential_comes_before_path_and_method() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for &(method, path, with, without) in ORDER {
         assert_eq!(
-            node.send(Sent::new(method, path).key("full")).await.status,
+            node.send(HttpTestRequest::new(method, path).key("full")).await.status,
             with,
             "{method} {path} with a key"
         );
-        let bare = node.send(Sent::new(method, path)).await;
+        let bare = node.send(HttpTestRequest::new(method, path)).await;
         assert_eq!(bare.status, without, "{method} {path} without a credential");
         if without == 401 && method != "HEAD" {
             assert_eq!(bare.text, r#"{"error":"unauthorized"}"#, "{method} {path}");
@@ -73,9 +73,9 @@ async fn a_credential_comes_before_path_and_method() {
 
 #[tokio::test]
 async fn every_response_carries_the_cors_headers() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for &(method, path, ..) in ORDER {
-        for sent in [Sent::new(method, path), Sent::new(method, path).key("full")] {
+        for sent in [HttpTestRequest::new(method, path), HttpTestRequest::new(method, path).key("full")] {
             let answer = node.send(sent).await;
             assert_eq!(answer.header("access-control-allow-origin"), Some("*"), "{method} {path}");
             assert_eq!(
@@ -89,9 +89,9 @@ async fn every_response_carries_the_cors_headers() {
 
 #[tokio::test]
 async fn refusals_are_json_with_a_sentence() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for &(method, path, ..) in ORDER.iter().filter(|case| case.2 >= 400) {
-        let answer = node.send(Sent::new(method, path).key("full")).await;
+        let answer = node.send(HttpTestRequest::new(method, path).key("full")).await;
         assert_eq!(answer.header("content-type"), Some("application/json"), "{method} {path}");
         assert!(answer.json()["error"].as_str().is_some_and(|error| !error.is_empty()), "{method} {path}");
     }
@@ -99,11 +99,11 @@ async fn refusals_are_json_with_a_sentence() {
 
 #[tokio::test]
 async fn options_is_answered_before_any_credential() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for path in
         ["/", "/health", "/realtime", "/api/channels/a/publish", "/nowhere", "/keys/x/requestToken", "/%zz"]
     {
-        let answer = node.send(Sent::new("OPTIONS", path)).await;
+        let answer = node.send(HttpTestRequest::new("OPTIONS", path)).await;
         assert_eq!((answer.status, answer.text.as_str()), (204, ""), "{path}");
         assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
         let methods = answer.header("access-control-allow-methods").unwrap();
@@ -117,7 +117,7 @@ async fn options_is_answered_before_any_credential() {
 
 #[tokio::test]
 async fn a_known_path_says_which_methods_it_takes() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for (method, path, allow) in [
         ("DELETE", "/time", "GET, HEAD"),
         ("GET", "/api/channels/a/publish", "POST"),
@@ -125,14 +125,14 @@ async fn a_known_path_says_which_methods_it_takes() {
         ("PUT", "/keys/full/requestToken", "POST"),
         ("POST", "/health", "GET, HEAD"),
     ] {
-        let answer = node.send(Sent::new(method, path).key("full")).await;
+        let answer = node.send(HttpTestRequest::new(method, path).key("full")).await;
         assert_eq!((answer.status, answer.header("allow")), (405, Some(allow)), "{method} {path}");
     }
 }
 
 #[tokio::test]
 async fn the_capability_decides_by_channel_and_operation() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     for (key, method, path, status) in [
         ("narrow", "POST", "/api/channels/chat%3Aa/publish", 200),
         ("narrow", "POST", "/api/channels/news/publish", 403),
@@ -143,19 +143,19 @@ async fn the_capability_decides_by_channel_and_operation() {
         ("narrow", "GET", "/api/channels", 200),
         ("narrow", "GET", "/time", 200),
     ] {
-        let answer = node.send(Sent::new(method, path).key(key).body("{}")).await;
+        let answer = node.send(HttpTestRequest::new(method, path).key(key).body("{}")).await;
         assert_eq!(answer.status, status, "{key} {method} {path}: {}", answer.text);
     }
 }
 
 #[tokio::test]
 async fn health_is_plain_and_time_is_the_clock() {
-    let node = Fixture::new();
-    let health = node.send(Sent::new("GET", "/health")).await;
+    let node = HttpFixture::new();
+    let health = node.send(HttpTestRequest::new("GET", "/health")).await;
     assert_eq!((health.status, health.text.as_str()), (200, "ok"));
     assert!(health.header("content-type").unwrap().starts_with("text/plain"));
-    let time = node.send(Sent::new("GET", "/time").key("full")).await;
+    let time = node.send(HttpTestRequest::new("GET", "/time").key("full")).await;
     assert_eq!(time.text, format!("{{\"now\":{}}}", node.services.clock.now_ms()));
-    let upgrade = node.send(Sent::new("GET", "/realtime")).await;
+    let upgrade = node.send(HttpTestRequest::new("GET", "/realtime")).await;
     assert_eq!(upgrade.header("upgrade"), Some("websocket"));
 }

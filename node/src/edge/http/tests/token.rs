@@ -1,9 +1,9 @@
-//! The token exchange over HTTP: which answer each outcome has. The rules themselves are tested in `auth`.
+//! Token exchange over HTTP: the answer for each outcome. The rules themselves are tested in `auth`.
 
 use fanfare_proto::token::mac;
 use serde_json::{Value, json};
 
-use super::fixture::{Fixture, NOW_MS, Sent, secret};
+use super::fixture::{HttpFixture, HttpTestRequest, NOW_MS, secret};
 use super::refusing_store::RefusingStore;
 
 const PATH: &str = "/keys/full/requestToken";
@@ -28,9 +28,9 @@ fn unsigned(nonce: &str) -> Value {
 
 #[tokio::test]
 async fn a_signed_request_becomes_a_token_that_works() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     let request = signed("full", r#"{"chat:*":["publish","history"]}"#, "ada", "nonce-0123456789", NOW_MS);
-    let answer = node.send(Sent::new("POST", PATH).body(&request.to_string())).await;
+    let answer = node.send(HttpTestRequest::new("POST", PATH).body(&request.to_string())).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     assert_eq!(answer.header("cache-control"), Some("no-store"));
     assert_eq!(answer.header("access-control-allow-origin"), Some("*"));
@@ -41,7 +41,7 @@ async fn a_signed_request_becomes_a_token_that_works() {
     assert_eq!(details["expires"].as_u64().unwrap() - details["issued"].as_u64().unwrap(), 60_000);
 
     let bearer = format!("Bearer {}", details["token"].as_str().unwrap());
-    let with_token = |method, path| Sent::new(method, path).header("authorization", &bearer);
+    let with_token = |method, path| HttpTestRequest::new(method, path).header("authorization", &bearer);
     assert_eq!(node.send(with_token("POST", "/api/channels/chat%3Aa/publish").body("{}")).await.status, 200);
     assert_eq!(node.send(with_token("POST", "/api/channels/news/publish").body("{}")).await.status, 403);
     let history = node.send(with_token("GET", "/api/channels/chat%3Aa/history")).await;
@@ -50,9 +50,9 @@ async fn a_signed_request_becomes_a_token_that_works() {
 
 #[tokio::test]
 async fn refusals_have_their_status_and_sentence() {
-    let node = Fixture::new();
+    let node = HttpFixture::new();
     let good = signed("full", "", "", "nonce-0123456789", NOW_MS);
-    assert_eq!(node.send(Sent::new("POST", PATH).body(&good.to_string())).await.status, 200);
+    assert_eq!(node.send(HttpTestRequest::new("POST", PATH).body(&good.to_string())).await.status, 200);
     let mut wrong_mac = signed("full", "", "", "nonce-1123456789", NOW_MS);
     wrong_mac["ttl"] = json!(60);
     let too_much = signed("narrow", r#"{"*":["publish"]}"#, "", "nonce-2123456789", NOW_MS);
@@ -80,7 +80,7 @@ async fn refusals_have_their_status_and_sentence() {
         ("/keys/narrow/requestToken", too_much.to_string(), 403, "narrow"),
         (PATH, format!("{{\"pad\":\"{}\"}}", "x".repeat(16 * 1024)), 413, "16384"),
     ] {
-        let answer = node.send(Sent::new("POST", path).body(&body)).await;
+        let answer = node.send(HttpTestRequest::new("POST", path).body(&body)).await;
         assert_eq!(answer.status, status, "{body}: {}", answer.text);
         assert!(answer.json()["error"].as_str().unwrap().contains(sentence), "{body}: {}", answer.text);
     }
@@ -88,8 +88,8 @@ async fn refusals_have_their_status_and_sentence() {
 
 #[tokio::test]
 async fn an_unsigned_request_needs_basic_with_its_key() {
-    let node = Fixture::new();
-    let send = |nonce| Sent::new("POST", PATH).body(&unsigned(nonce).to_string());
+    let node = HttpFixture::new();
+    let send = |nonce| HttpTestRequest::new("POST", PATH).body(&unsigned(nonce).to_string());
     assert_eq!(node.send(send("nonce-0123456789").key("full")).await.status, 200);
     assert_eq!(node.send(send("nonce-1123456789")).await.status, 401);
     assert_eq!(node.send(send("nonce-2123456789").key("narrow")).await.status, 401);
@@ -97,9 +97,10 @@ async fn an_unsigned_request_needs_basic_with_its_key() {
 
 #[tokio::test]
 async fn no_token_without_a_store_that_remembers_the_nonce() {
-    let node = Fixture::over(RefusingStore::reading(None));
-    let answer =
-        node.send(Sent::new("POST", PATH).body(&unsigned("nonce-0123456789").to_string()).key("full")).await;
+    let node = HttpFixture::over(RefusingStore::reading(None));
+    let answer = node
+        .send(HttpTestRequest::new("POST", PATH).body(&unsigned("nonce-0123456789").to_string()).key("full"))
+        .await;
     assert_eq!(answer.status, 503, "{}", answer.text);
     assert!(!answer.text.contains("disk"), "{}", answer.text);
 }

@@ -1,66 +1,82 @@
-//! Finding where a reader begins.
+//! Search for the row at which a reader begins.
 
 use fanfare_proto::serial::Serial;
 
-use super::{Found, Order, Place, Rows};
+use super::{BacklogCursor, BacklogResponse, ChannelBacklog, StampOrder};
 use crate::accounts::CUT_MS;
 use crate::model::Stamp;
-use crate::origin::history::{Direction, HistoryQuery, Position, RowKind};
+use crate::origin::history::{Direction, HistoryPosition, HistoryQuery, RowKind};
 use crate::session::Rewind;
 
-impl Rows<'_> {
-    /// The place after a stamp of this run or of one before; none when what follows it is not all there.
-    pub(super) async fn find_after(&self, after: Stamp, mark: u64, back_ms: Option<u64>) -> Option<Found> {
+impl ChannelBacklog<'_> {
+    /// Finds the cursor after a stamp of this or an earlier incarnation. None if the messages after it are incomplete.
+    pub(super) async fn find_after(
+        &self,
+        after: Stamp,
+        mark: u64,
+        back_ms: Option<u64>,
+    ) -> Option<BacklogResponse> {
         let shared = self.shared;
-        // Rows up to the mark are on their way at least: wait until they can be read.
-        shared.store.settled().await.ok()?;
+        // Rows up to the last requested sequence may still be written: wait until they can be read.
+        shared.store.flush().await.ok()?;
         let is_own = after.incarnation == shared.hub.incarnation();
         let last_ms = if is_own {
             (after.sequence <= mark).then(|| shared.clock.expiry_ms())?
         } else {
             let within_ms = back_ms.unwrap_or(shared.keep_ms);
-            shared.former(after.incarnation).filter(|run| shared.follows(run, within_ms))?.last_ms
+            shared
+                .earlier_incarnation(after.incarnation)
+                .filter(|run| shared.follows(run, within_ms))?
+                .last_ms
         };
-        let floor_ms = back_ms.map_or(self.oldest_ms, |back_ms| last_ms.saturating_sub(back_ms));
-        let floor_ms = self.readable_from(floor_ms)?;
+        let from_ms = back_ms.map_or(self.oldest_ms, |back_ms| last_ms.saturating_sub(back_ms));
+        let from_ms = self.readable_from(from_ms)?;
         let newest = self.newest(None).await?;
-        let order = if is_own { Order::Strict } else { Order::IntoThisRun { from: after.incarnation, mark } };
+        let order = if is_own {
+            StampOrder::Strict
+        } else {
+            StampOrder::IntoThisIncarnation { from: after.incarnation, until_sequence: mark }
+        };
         let Some(newest) = newest.filter(|newest| self.is_after(*newest, after)) else {
-            // All that was numbered since is stored, and nothing is.
-            let cursor = newest.unwrap_or(before(floor_ms, after));
+            // Every message since then would be stored, and there is none.
+            let cursor = newest.unwrap_or(before(from_ms, after));
             let after = if is_own { after } else { shared.own(mark) };
-            return Some(Found::Begin {
-                place: Place { after, cursor, order: Order::Strict },
+            return Some(BacklogResponse::Begin {
+                cursor: BacklogCursor { after, cursor, order: StampOrder::Strict },
                 is_cut: false,
             });
         };
-        let first_ms = self.first_after(after, floor_ms, newest.timestamp_ms + 1).await?;
-        if first_ms <= floor_ms
-            && let Some(older) = self.newest(Some(floor_ms)).await?
+        let first_ms = self.first_after(after, from_ms, newest.timestamp_ms + 1).await?;
+        if first_ms <= from_ms
+            && let Some(older) = self.newest(Some(from_ms)).await?
             && self.is_after(older, after)
         {
             return None;
         }
-        let cursor = self.without_earlier_runs(before(first_ms, after), after).await?;
-        Some(Found::Begin { place: Place { after, cursor, order }, is_cut: false })
+        let cursor = self.without_earlier_incarnations(before(first_ms, after), after).await?;
+        Some(BacklogResponse::Begin { cursor: BacklogCursor { after, cursor, order }, is_cut: false })
     }
 
-    /// From this time on, or from the retention cut. None: some of what is asked for may have outlived its retention.
-    pub(super) fn readable_from(&self, floor_ms: u64) -> Option<u64> {
-        (floor_ms + CUT_MS >= self.oldest_ms).then_some(floor_ms.max(self.oldest_ms))
+    /// Start time of the read, not before the retention limit. None: some of the messages may have exceeded their retention.
+    pub(super) fn readable_from(&self, from_ms: u64) -> Option<u64> {
+        (from_ms + CUT_MS >= self.oldest_ms).then_some(from_ms.max(self.oldest_ms))
     }
 
-    /// In the millisecond before, a row of a run before this stamp's may have a higher number than the stamp.
-    async fn without_earlier_runs(&self, cursor: Position, after: Stamp) -> Option<Position> {
+    /// Skips a row of an earlier incarnation: in the millisecond before the cursor's rows it may have a higher sequence than the stamp.
+    async fn without_earlier_incarnations(
+        &self,
+        cursor: HistoryPosition,
+        after: Stamp,
+    ) -> Option<HistoryPosition> {
         let query = HistoryQuery { limit: 1, cursor: Some(cursor), ..self.query(Direction::Forwards) };
         let page = self.shared.store.read(query).await.ok()?;
         let is_earlier = page.rows.first().is_some_and(|row| !self.is_after(row.position, after));
-        let behind_all = Position { sequence: u64::MAX, incarnation: u64::MAX, ..cursor };
+        let behind_all = HistoryPosition { sequence: u64::MAX, incarnation: u64::MAX, ..cursor };
         Some(if is_earlier { behind_all } else { cursor })
     }
 
-    /// The least time from which on every row is after the stamp. All rows from `to_ms` on are, and those of the time
-    /// just before it may be so in part.
+    /// Binary search for the least time from which on every row is after the stamp. All rows from `to_ms` on are; rows in the millisecond
+    /// before may be so in part.
     async fn first_after(&self, after: Stamp, from_ms: u64, to_ms: u64) -> Option<u64> {
         let (mut from_ms, mut to_ms) = (from_ms, to_ms);
         while from_ms < to_ms {
@@ -80,21 +96,21 @@ impl Rows<'_> {
         Some(from_ms)
     }
 
-    /// The place before the first message of a rewind.
-    pub(super) async fn find_back(&self, rewind: Rewind, mark: u64) -> Option<Found> {
+    /// Finds the cursor before the first message of a rewind.
+    pub(super) async fn find_back(&self, rewind: Rewind, mark: u64) -> Option<BacklogResponse> {
         let shared = self.shared;
-        shared.store.settled().await.ok()?;
+        shared.store.flush().await.ok()?;
         let asked = HistoryQuery {
             limit: rewind.count,
             start_ms: Some(rewind.since_ms),
-            // Their texts are read again, page by page.
+            // Only positions are needed here; the texts are read later, page by page.
             bytes_max: usize::MAX,
             until: Some(Serial::single(shared.hub.incarnation(), mark)),
             ..self.query(Direction::Backwards)
         };
         let mut query = asked;
         let (mut found, mut first) = (0, None);
-        // A store may stop early where many rows are beyond the mark.
+        // A store may return less if many rows are after the last requested sequence.
         loop {
             let page = shared.store.read(query.clone()).await.ok()?;
             found += page.rows.len();
@@ -107,33 +123,37 @@ impl Rows<'_> {
         }
         let is_cut = rewind.is_cut && found < rewind.count;
         let place = match first {
-            Some(Position { timestamp_ms, sequence, incarnation }) => {
+            Some(HistoryPosition { timestamp_ms, sequence, incarnation }) => {
                 let sequence = sequence.saturating_sub(1);
                 let after = Stamp { incarnation, sequence };
-                let cursor = Position { timestamp_ms, sequence, incarnation: u64::MAX };
-                Place { after, cursor, order: Order::Any { mark } }
+                let cursor = HistoryPosition { timestamp_ms, sequence, incarnation: u64::MAX };
+                BacklogCursor { after, cursor, order: StampOrder::Any { until_sequence: mark } }
             }
             None => {
                 let after = shared.own(mark);
-                Place { after, cursor: before(shared.clock.expiry_ms(), after), order: Order::Strict }
+                BacklogCursor {
+                    after,
+                    cursor: before(shared.clock.expiry_ms(), after),
+                    order: StampOrder::Strict,
+                }
             }
         };
-        Some(Found::Begin { place, is_cut })
+        Some(BacklogResponse::Begin { cursor: place, is_cut })
     }
 
-    /// The newest row, or the newest before a time.
-    pub(super) async fn newest(&self, end_ms: Option<u64>) -> Option<Option<Position>> {
+    /// Position of the newest row, or of the newest one before a time.
+    pub(super) async fn newest(&self, end_ms: Option<u64>) -> Option<Option<HistoryPosition>> {
         let query = HistoryQuery { limit: 1, end_ms, ..self.query(Direction::Backwards) };
         let page = self.shared.store.read(query).await.ok()?;
         Some(page.rows.first().map(|row| row.position))
     }
 
-    /// Rows of runs that are not known are not after anything that can be asked for.
-    fn is_after(&self, row: Position, after: Stamp) -> bool {
+    /// True if the row is after the stamp. Rows of unknown incarnations never are.
+    fn is_after(&self, row: HistoryPosition, after: Stamp) -> bool {
         if row.incarnation == after.incarnation {
             return row.sequence > after.sequence;
         }
-        let runs_since = |incarnation| self.shared.runs_since(incarnation).unwrap_or(usize::MAX);
+        let runs_since = |incarnation| self.shared.incarnations_since(incarnation).unwrap_or(usize::MAX);
         runs_since(row.incarnation) < runs_since(after.incarnation)
     }
 
@@ -153,8 +173,8 @@ impl Rows<'_> {
     }
 }
 
-/// Behind it are the rows from `timestamp_ms` on, and of the millisecond before those with higher numbers.
-fn before(timestamp_ms: u64, after: Stamp) -> Position {
+/// Store position before the rows from `timestamp_ms` on, and before those of the previous millisecond with higher sequences.
+fn before(timestamp_ms: u64, after: Stamp) -> HistoryPosition {
     let Stamp { incarnation, sequence } = after;
-    Position { timestamp_ms: timestamp_ms.saturating_sub(1), sequence, incarnation }
+    HistoryPosition { timestamp_ms: timestamp_ms.saturating_sub(1), sequence, incarnation }
 }

@@ -1,33 +1,37 @@
-//! Reading on from a place, as frames.
+//! Pages of a backlog, encoded as frames.
 
 use bytes::Bytes;
 use fanfare_proto::frame::{self, Format, MessageOut};
 use fanfare_proto::http::{StoredRecord, read_record};
 use fanfare_proto::serial::Serial;
 
-use super::{Found, Order, Page, Place, Rows};
+use super::{BacklogCursor, BacklogPage, BacklogResponse, ChannelBacklog, StampOrder};
 use crate::hub::wire;
 use crate::model::{Amount, ConnectionId, Stamp, message_bytes};
 use crate::origin::history::{Direction, HistoryPage, HistoryQuery};
-use crate::telemetry::OFTEN;
+use crate::telemetry::RATE_LIMITED;
 
-/// What one page brings, about: as much as one pull from a ring.
+/// Approximate size of a page: as much as one pull from a replay buffer.
 pub(super) const PAGE_BYTES: usize = 64 * 1024;
 pub(super) const PAGE_ROWS: usize = 512;
 
-impl Rows<'_> {
-    /// None when a row is missing. Without frames once the channel's recent messages go on from here.
+impl ChannelBacklog<'_> {
+    /// Reads the next page. None when a row is missing. No frames once the replay buffer has the following messages.
     pub(super) async fn page(
         &self,
-        place: Place,
+        place: BacklogCursor,
         format: Format,
         without: Option<ConnectionId>,
-    ) -> Option<Found> {
+    ) -> Option<BacklogResponse> {
         let own = self.shared.hub.incarnation();
         let mut is_settled = false;
         loop {
-            if place.after.incarnation == own && self.channel.reaches(place.after.sequence) {
-                return Some(Found::Page(Page { frames: Vec::new(), amount: Amount::default(), place }));
+            if place.after.incarnation == own && self.channel.can_replay_from(place.after.sequence) {
+                return Some(BacklogResponse::Page(BacklogPage {
+                    frames: Vec::new(),
+                    amount: Amount::default(),
+                    cursor: place,
+                }));
             }
             let query = HistoryQuery {
                 limit: PAGE_ROWS,
@@ -36,25 +40,25 @@ impl Rows<'_> {
                 ..self.query(Direction::Forwards)
             };
             let page = self.shared.store.read(query).await.ok()?;
-            if !page.rows.is_empty() || place.order != Order::Strict {
-                return self.frames(place, &page, format, without).map(Found::Page);
+            if !page.rows.is_empty() || place.order != StampOrder::Strict {
+                return self.frames(place, &page, format, without).map(BacklogResponse::Page);
             }
             if is_settled {
                 return None;
             }
-            // What follows was delivered and is on its way to where it can be read.
-            self.shared.store.settled().await.ok()?;
+            // The next message was delivered, and its write is still pending.
+            self.shared.store.flush().await.ok()?;
             is_settled = true;
         }
     }
 
     fn frames(
         &self,
-        mut place: Place,
+        mut place: BacklogCursor,
         read: &HistoryPage,
         format: Format,
         without: Option<ConnectionId>,
-    ) -> Option<Page> {
+    ) -> Option<BacklogPage> {
         let without = without.map(|id| id.to_string());
         let mut messages = Vec::with_capacity(read.rows.len());
         for row in &read.rows {
@@ -64,11 +68,12 @@ impl Rows<'_> {
             messages.push((stamp, &*row.json));
         }
         if read.next.is_none()
-            && let Order::IntoThisRun { mark, .. } | Order::Any { mark } = place.order
+            && let StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
+            | StampOrder::Any { until_sequence: mark } = place.order
         {
-            // That was all up to the mark: from here on the position is one of this run.
+            // All messages up to that sequence are read: the position is now one of this incarnation.
             place.after = self.shared.own(mark);
-            place.order = Order::Strict;
+            place.order = StampOrder::Strict;
             if let Some((last, _)) = messages.last_mut() {
                 *last = place.after;
             }
@@ -77,39 +82,45 @@ impl Rows<'_> {
         let mut frames = Vec::with_capacity(messages.len());
         for (stamp, json) in messages {
             let record = read_record(json)
-                .inspect_err(|error| tracing::error!(target: OFTEN, %error, "a stored record cannot be read"))
+                .inspect_err(
+                    |error| tracing::error!(target: RATE_LIMITED, %error, "a stored record cannot be read"),
+                )
                 .ok()?;
             if without.as_deref() != Some(&*record.connection_id) {
                 let serial = Serial::single(stamp.incarnation, stamp.sequence);
                 frames.push(self.frame(&serial, &record, format, json.len(), &mut amount));
             }
         }
-        Some(Page { frames, amount, place })
+        Some(BacklogPage { frames, amount, cursor: place })
     }
 
-    /// The place behind a row with this stamp; none when rows between are missing.
-    fn step(&self, place: Place, stamp: Stamp) -> Option<Place> {
+    /// The cursor after a row with this stamp; none when rows between them are missing.
+    fn step(&self, place: BacklogCursor, stamp: Stamp) -> Option<BacklogCursor> {
         let Stamp { incarnation, sequence } = stamp;
         let is_own = incarnation == self.shared.hub.incarnation();
-        let stepped = Place { after: stamp, ..place };
+        let stepped = BacklogCursor { after: stamp, ..place };
         match place.order {
-            Order::IntoThisRun { mark, .. } | Order::Any { mark } if is_own && sequence > mark => {
-                let from_mark = Place { after: self.shared.own(mark), order: Order::Strict, ..place };
+            StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
+            | StampOrder::Any { until_sequence: mark }
+                if is_own && sequence > mark =>
+            {
+                let from_mark =
+                    BacklogCursor { after: self.shared.own(mark), order: StampOrder::Strict, ..place };
                 self.step(from_mark, stamp)
             }
-            Order::Any { .. } => Some(stepped),
-            Order::IntoThisRun { from, .. } if incarnation != from => {
-                let runs_since = |incarnation| self.shared.runs_since(incarnation);
+            StampOrder::Any { .. } => Some(stepped),
+            StampOrder::IntoThisIncarnation { from, .. } if incarnation != from => {
+                let runs_since = |incarnation| self.shared.incarnations_since(incarnation);
                 (runs_since(incarnation)? <= runs_since(place.after.incarnation)?).then_some(stepped)
             }
-            Order::Strict | Order::IntoThisRun { .. } => {
-                let Stamp { incarnation: former, sequence: before } = place.after;
-                (incarnation == former && sequence == before + 1).then_some(stepped)
+            StampOrder::Strict | StampOrder::IntoThisIncarnation { .. } => {
+                let Stamp { incarnation: previous, sequence: before } = place.after;
+                (incarnation == previous && sequence == before + 1).then_some(stepped)
             }
         }
     }
 
-    /// With the position of who has it and all before it.
+    /// Encodes a message, with the position of a client that has received it and all earlier ones.
     pub(super) fn frame(
         &self,
         serial: &Serial,

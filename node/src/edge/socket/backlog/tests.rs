@@ -1,43 +1,45 @@
-//! Messages that the hub numbered and the store has, or has not.
+//! Messages that the hub numbered, and that the store has or misses.
 
-mod everywhere;
 mod settled;
+mod shared_store;
 
 use serde_json::value::RawValue;
 use tempfile::TempDir;
 
 use super::*;
 use crate::accounts::Accounts;
-use crate::model::{AccountId, ChannelKey, ChannelName, Message, Published};
-use crate::origin::history::{Embedded, Kept, Options};
+use crate::model::{AccountId, ChannelKey, ChannelName, Message, PublishedMessages};
+use crate::origin::history::{EmbeddedOptions, EmbeddedStore, HistoryCoverage};
 use crate::testing::DirectoryText;
 
-const FORMER: u64 = 7;
-/// The run before that one.
-const BEFORE: u64 = 9;
+const EARLIER: u64 = 7;
+/// The incarnation before [`EARLIER`].
+const EARLIEST: u64 = 9;
 
-/// A node that keeps no recent messages, so that all has to come from the store.
-struct Bench {
-    shared: Shared,
+/// A node without replay buffers, so that all messages come from the store.
+struct BacklogFixture {
+    shared: BacklogContext,
     channel: Arc<Channel>,
     _folder: TempDir,
 }
 
-impl Bench {
+impl BacklogFixture {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let clock = Clock::system();
         let limits = Limits { ring_bytes: 0, ..Limits::default() };
-        let store =
-            Embedded::open(folder.path(), &Options::new(true, &limits), clock.clone()).expect("a store");
+        let store = EmbeddedStore::open(folder.path(), &EmbeddedOptions::new(true, &limits), clock.clone())
+            .expect("a store");
         let store: Arc<dyn HistoryStore> = Arc::new(store);
         let hub = Arc::new(Hub::new(Vec::new(), clock.clone(), &limits));
         let directory = DirectoryText::default().account("acme");
         let accounts = Accounts::from_text(directory.text()).expect("a directory");
         let (channel, _) = hub.attach(&key(), 0);
         let last_ms = clock.now_ms();
-        let former = [FORMER, BEFORE].map(|incarnation| Former { incarnation, last_ms, passed_ms: 0 }).into();
-        let shared = Shared {
+        let earlier = [EARLIER, EARLIEST]
+            .map(|incarnation| FollowedIncarnation { incarnation, last_ms, passed_ms: 0 })
+            .into();
+        let shared = BacklogContext {
             publisher: Publisher::new(&hub, &store, &limits, None),
             policy_changes: accounts.policy_changes(),
             keep_ms: 2 * limits.resume_window_ms,
@@ -48,7 +50,7 @@ impl Bench {
             store,
             accounts,
             clock,
-            former,
+            earlier_incarnations: earlier,
         };
         Self { shared, channel, _folder: folder }
     }
@@ -57,7 +59,7 @@ impl Bench {
         self.shared.hub.incarnation()
     }
 
-    /// A message of this run, which its store may miss.
+    /// Publishes a message of this incarnation, which the store may miss.
     fn publish(&self, is_stored: bool) {
         self.shared.hub.publish(&key(), 1, |numbering| {
             let crate::hub::Numbering { incarnation, first_sequence, timestamp_ms } = numbering;
@@ -69,8 +71,8 @@ impl Bench {
         });
     }
 
-    fn publish_former(&self, sequences: &[u64]) {
-        self.publish_of(FORMER, sequences);
+    fn publish_earlier(&self, sequences: &[u64]) {
+        self.publish_of(EARLIER, sequences);
     }
 
     fn publish_of(&self, run: u64, sequences: &[u64]) {
@@ -78,31 +80,31 @@ impl Bench {
             let published = message(run, *sequence, self.shared.clock.highest_ms());
             self.shared.store.append(published, Some(72), Box::new(|_| {}));
         }
-        // So that no message of the next run has the time of one of this.
+        // No message of the next incarnation has the time of one of this.
         self.shared.clock.raise(self.shared.clock.highest_ms() + 1);
     }
 
-    fn rows(&self) -> Rows<'_> {
-        Rows { shared: &self.shared, channel: &self.channel, oldest_ms: 0 }
+    fn rows(&self) -> ChannelBacklog<'_> {
+        ChannelBacklog { shared: &self.shared, channel: &self.channel, oldest_ms: 0 }
     }
 
-    /// The numbers that follow, and where the reader is then; none when continuity is lost.
+    /// Reads the data numbers after the stamp, and the stamp that the reader reaches; none on a continuity loss.
     async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
-        let mark = self.channel.mark().place;
-        let Found::Begin { mut place, .. } =
+        let mark = self.channel.position().offset;
+        let BacklogResponse::Begin { cursor: mut place, .. } =
             self.rows().find_after(after, mark, Some(self.shared.keep_ms)).await?
         else {
             unreachable!("a beginning was asked for")
         };
         let mut seen = Vec::new();
         loop {
-            let Found::Page(page) = self.rows().page(place, Format::Json, None).await? else {
+            let BacklogResponse::Page(page) = self.rows().page(place, Format::Json, None).await? else {
                 unreachable!("a page was asked for")
             };
-            if page.place == place {
+            if page.cursor == place {
                 return Some((seen, place.after));
             }
-            place = page.place;
+            place = page.cursor;
             seen.extend(page.frames.iter().map(number_in));
         }
     }
@@ -119,8 +121,8 @@ fn number_in(frame: &Bytes) -> u64 {
     data.split(',').next().and_then(|number| number.parse().ok()).expect("a number as data")
 }
 
-/// Its data is its number.
-fn message(incarnation: u64, sequence: u64, timestamp_ms: u64) -> Arc<Published> {
+/// A message whose data is its sequence.
+fn message(incarnation: u64, sequence: u64, timestamp_ms: u64) -> Arc<PublishedMessages> {
     let data = RawValue::from_string(sequence.to_string()).expect("a number is JSON");
     let message = Message {
         id: format!("{incarnation}-{sequence}").into(),
@@ -131,12 +133,12 @@ fn message(incarnation: u64, sequence: u64, timestamp_ms: u64) -> Arc<Published>
         extras: None,
     };
     let connection_id = ConnectionId::from_bytes([1; 16]);
-    Published::new(key(), incarnation, timestamp_ms, connection_id, None, "k".into(), vec![message])
+    PublishedMessages::new(key(), incarnation, timestamp_ms, connection_id, None, "k".into(), vec![message])
 }
 
 #[tokio::test]
 async fn backlog_of_one_incarnation_is_read_without_gaps() {
-    let bench = Bench::new();
+    let bench = BacklogFixture::new();
     (1..=1_200).for_each(|_| bench.publish(true));
     let own = |sequence| Stamp { incarnation: bench.own(), sequence };
     for after in [0, 1, 599, 1_199, 1_200] {
@@ -148,7 +150,7 @@ async fn backlog_of_one_incarnation_is_read_without_gaps() {
 
 #[tokio::test]
 async fn a_message_that_is_not_stored_is_a_gap() {
-    let bench = Bench::new();
+    let bench = BacklogFixture::new();
     (1..=20).for_each(|number| bench.publish(number != 11));
     let own = |sequence| Stamp { incarnation: bench.own(), sequence };
     assert_eq!(bench.read(own(3)).await, None);
@@ -159,36 +161,36 @@ async fn a_message_that_is_not_stored_is_a_gap() {
 }
 
 #[tokio::test]
-async fn the_former_run_is_followed_by_all_of_this_one() {
-    let bench = Bench::new();
-    bench.publish_former(&[3, 4, 5, 6]);
-    let former = |sequence| Stamp { incarnation: FORMER, sequence };
+async fn previous_incarnation_is_followed_by_all_of_the_current() {
+    let bench = BacklogFixture::new();
+    bench.publish_earlier(&[3, 4, 5, 6]);
+    let earlier = |sequence| Stamp { incarnation: EARLIER, sequence };
     let own = |sequence| Stamp { incarnation: bench.own(), sequence };
-    assert_eq!(bench.read(former(6)).await, Some((vec![], own(0))), "its place is one of this run");
+    assert_eq!(bench.read(earlier(6)).await, Some((vec![], own(0))), "its place is one of this run");
     (1..=3).for_each(|_| bench.publish(true));
-    assert_eq!(bench.read(former(4)).await, Some((vec![5, 6, 1, 2, 3], own(3))));
-    assert_eq!(bench.read(former(9)).await, Some((vec![1, 2, 3], own(3))), "delivered, and not stored");
-    assert_eq!(bench.read(former(1)).await, None, "what was before is not known");
+    assert_eq!(bench.read(earlier(4)).await, Some((vec![5, 6, 1, 2, 3], own(3))));
+    assert_eq!(bench.read(earlier(9)).await, Some((vec![1, 2, 3], own(3))), "delivered, and not stored");
+    assert_eq!(bench.read(earlier(1)).await, None, "what was before is not known");
 }
 
 #[tokio::test]
-async fn a_gap_in_the_former_run_is_one() {
-    let bench = Bench::new();
-    bench.publish_former(&[3, 4, 6]);
+async fn gap_in_the_previous_incarnation_prevents_store_backfill() {
+    let bench = BacklogFixture::new();
+    bench.publish_earlier(&[3, 4, 6]);
     bench.publish(true);
-    let former = |sequence| Stamp { incarnation: FORMER, sequence };
-    assert_eq!(bench.read(former(3)).await, None);
-    assert!(bench.read(former(5)).await.is_some());
+    let earlier = |sequence| Stamp { incarnation: EARLIER, sequence };
+    assert_eq!(bench.read(earlier(3)).await, None);
+    assert!(bench.read(earlier(5)).await.is_some());
 }
 
 #[tokio::test]
-async fn a_run_before_the_former_one_is_followed_by_all_of_both() {
-    let bench = Bench::new();
+async fn older_incarnation_is_followed_by_previous_and_current() {
+    let bench = BacklogFixture::new();
     bench.publish_of(77, &[1, 2]);
-    bench.publish_of(BEFORE, &[3, 4, 5]);
-    // A channel that was forgotten meanwhile is numbered from higher up.
-    bench.publish_of(FORMER, &[1, 2, 9]);
-    let before = |sequence| Stamp { incarnation: BEFORE, sequence };
+    bench.publish_of(EARLIEST, &[3, 4, 5]);
+    // A channel that was forgotten meanwhile continues at a higher sequence.
+    bench.publish_of(EARLIER, &[1, 2, 9]);
+    let before = |sequence| Stamp { incarnation: EARLIEST, sequence };
     let own = |sequence| Stamp { incarnation: bench.own(), sequence };
     assert_eq!(bench.read(before(4)).await, Some((vec![5, 1, 2, 9], own(0))));
     (1..=2).for_each(|_| bench.publish(true));
@@ -198,20 +200,28 @@ async fn a_run_before_the_former_one_is_followed_by_all_of_both() {
         assert_eq!(bench.read(before(after)).await, Some((expected, own(2))), "after {after}");
     }
     assert_eq!(bench.read(before(1)).await, None, "what was before is not known");
-    assert_eq!(bench.read(Stamp { incarnation: FORMER, sequence: 1 }).await, None, "2 is followed by 9");
+    assert_eq!(bench.read(Stamp { incarnation: EARLIER, sequence: 1 }).await, None, "2 is followed by 9");
     assert_eq!(bench.read(Stamp { incarnation: 77, sequence: 1 }).await, None, "a run that nobody knows");
 }
 
 #[test]
 fn runs_are_followed_back_to_one_that_was_different() {
-    let run = |incarnation, policies, is_all, began_ms, last_ms| FormerRun {
+    let run = |incarnation, policies, is_all, began_ms, last_ms| PreviousIncarnation {
         incarnation,
-        kept: Kept { policies, has_changed: false, is_all, outlasts: false },
+        coverage: HistoryCoverage {
+            policies,
+            has_changed: false,
+            is_complete: is_all,
+            outlasts_resume_window: false,
+        },
         began_ms,
         last_ms,
     };
-    let followed = |runs: &[FormerRun]| -> Vec<(u64, u64)> {
-        Former::followed(runs, 8).iter().map(|former| (former.incarnation, former.passed_ms)).collect()
+    let followed = |runs: &[PreviousIncarnation]| -> Vec<(u64, u64)> {
+        FollowedIncarnation::followed(runs, 8)
+            .iter()
+            .map(|earlier| (earlier.incarnation, earlier.passed_ms))
+            .collect()
     };
     let [third, second, first] =
         [run(3, 8, true, 500, 700), run(2, 8, true, 300, 400), run(1, 8, true, 100, 90)];
@@ -228,8 +238,8 @@ fn runs_are_followed_back_to_one_that_was_different() {
 
 #[tokio::test]
 async fn a_position_reaches_no_further_back_than_its_client_may() {
-    let bench = Bench::new();
-    let (mark, now_ms) = (bench.channel.mark().place, bench.shared.clock.now_ms());
+    let bench = BacklogFixture::new();
+    let (mark, now_ms) = (bench.channel.position().offset, bench.shared.clock.now_ms());
     (1..=3).for_each(|_| bench.publish(false));
     for (sequence, age_ms) in [(1, 300_000), (2, 200_000), (3, 100_000)] {
         let published = message(bench.own(), mark + sequence, now_ms - age_ms);
@@ -253,15 +263,15 @@ async fn a_position_reaches_no_further_back_than_its_client_may() {
 
 #[tokio::test]
 async fn client_within_retention_is_not_refused_for_rounded_cutoff() {
-    let bench = Bench::new();
-    let mark = bench.channel.mark().place;
+    let bench = BacklogFixture::new();
+    let mark = bench.channel.position().offset;
     bench.publish(true);
     let after = Stamp { incarnation: bench.own(), sequence: mark };
     let kept_ms = 72 * 3_600_000;
     let policy = ChannelPolicy { history: true, retention_hours: 72 };
     for (longer_ms, is_found) in [(0, true), (5_000, false)] {
         let oldest_ms = policy.oldest_ms(bench.shared.clock.now_ms());
-        let rows = Rows { oldest_ms, ..bench.rows() };
+        let rows = ChannelBacklog { oldest_ms, ..bench.rows() };
         let found = rows.find_after(after, mark + 1, Some(kept_ms + longer_ms)).await;
         assert_eq!(found.is_some(), is_found, "{longer_ms} ms longer");
     }

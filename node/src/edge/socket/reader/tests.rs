@@ -1,4 +1,4 @@
-//! Streams of frames as a client, or somebody who pretends to be one, may write them.
+//! Streams of frames as well-behaved and hostile clients write them.
 
 mod rules;
 mod streams;
@@ -14,9 +14,9 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What a reader gave, kept.
+/// An owned copy of a frame from the reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Got {
+enum ReceivedFrame {
     Text(Vec<u8>),
     Binary(Vec<u8>),
     Ping(Vec<u8>),
@@ -24,14 +24,14 @@ enum Got {
     Close(Option<u16>),
 }
 
-impl Got {
-    fn of(incoming: &Incoming<'_>) -> Self {
+impl ReceivedFrame {
+    fn of(incoming: &IncomingFrame<'_>) -> Self {
         match incoming {
-            Incoming::Message { text: true, payload } => Self::Text(payload.to_vec()),
-            Incoming::Message { text: false, payload } => Self::Binary(payload.to_vec()),
-            Incoming::Ping(payload) => Self::Ping(payload.to_vec()),
-            Incoming::Pong => Self::Pong,
-            Incoming::Close(code) => Self::Close(*code),
+            IncomingFrame::Message { text: true, payload } => Self::Text(payload.to_vec()),
+            IncomingFrame::Message { text: false, payload } => Self::Binary(payload.to_vec()),
+            IncomingFrame::Ping(payload) => Self::Ping(payload.to_vec()),
+            IncomingFrame::Pong => Self::Pong,
+            IncomingFrame::Close(code) => Self::Close(*code),
         }
     }
 }
@@ -62,17 +62,22 @@ fn text(payload: &str) -> Vec<u8> {
     frame(FIN | TEXT, payload.as_bytes())
 }
 
-fn feed(reader: &mut Reader, bytes: &[u8], limits: &Limits, now_ms: u64) -> (Vec<Got>, Result<(), Broken>) {
+fn feed(
+    reader: &mut FrameReader,
+    bytes: &[u8],
+    limits: &Limits,
+    now_ms: u64,
+) -> (Vec<ReceivedFrame>, Result<(), FrameViolation>) {
     let mut got = Vec::new();
     let result = reader.feed(&mut bytes.to_vec(), limits, now_ms, |incoming| {
-        got.push(Got::of(&incoming));
+        got.push(ReceivedFrame::of(&incoming));
         ControlFlow::Continue(())
     });
     (got, result)
 }
 
-/// A whole stream at once.
-fn read(bytes: &[u8], limits: &Limits) -> (Vec<Got>, Result<(), u16>) {
-    let (got, result) = feed(&mut Reader::default(), bytes, limits, 0);
+/// Feeds a whole stream at once.
+fn read(bytes: &[u8], limits: &Limits) -> (Vec<ReceivedFrame>, Result<(), u16>) {
+    let (got, result) = feed(&mut FrameReader::default(), bytes, limits, 0);
     (got, result.map_err(|broken| broken.code))
 }

@@ -1,19 +1,19 @@
-//! What a shard counts, and what waits for it and in it.
+//! Gauges and counters of a shard.
 
 use std::sync::atomic::Ordering;
 
 use fanfare_proto::frame::Format;
 
-use super::super::connection::Open;
-use super::super::handshake::Transport;
+use super::super::connection::OpenSocket;
+use super::super::handshake::ClientTransport;
 use super::Shard;
 
-/// How often it is looked what waits for sockets that take nothing more.
+/// Interval of the scan for connections with a full socket.
 const LOOK_MS: u64 = 2_000;
 const JSON: &str = "json";
 const MSGPACK: &str = "msgpack";
 
-pub(super) struct Metrics {
+pub(super) struct ShardMetrics {
     connections: metrics::Gauge,
     websocket_json: metrics::Gauge,
     websocket_msgpack: metrics::Gauge,
@@ -23,82 +23,82 @@ pub(super) struct Metrics {
     pub(super) slow: metrics::Counter,
 }
 
-impl Metrics {
+impl ShardMetrics {
     pub(super) fn new() -> Self {
-        let of = |transport: Transport, format| metrics::gauge!("fanfare_connections", "transport" => transport.as_str(), "format" => format);
+        let of = |transport: ClientTransport, format| metrics::gauge!("fanfare_connections", "transport" => transport.as_str(), "format" => format);
         Self {
             connections: metrics::gauge!("fanfare_socket_connections"),
-            websocket_json: of(Transport::WebSocket, JSON),
-            websocket_msgpack: of(Transport::WebSocket, MSGPACK),
-            sse: of(Transport::Sse, JSON),
+            websocket_json: of(ClientTransport::WebSocket, JSON),
+            websocket_msgpack: of(ClientTransport::WebSocket, MSGPACK),
+            sse: of(ClientTransport::Sse, JSON),
             rings: metrics::gauge!("fanfare_io_uring_shards"),
             deliveries: metrics::counter!("fanfare_deliveries_total"),
             slow: metrics::counter!("fanfare_slow_consumers_total"),
         }
     }
 
-    pub(super) fn opened(&self, open: &Open) {
+    pub(super) fn opened(&self, open: &OpenSocket) {
         self.connections.increment(1.0);
         self.of(open).increment(1.0);
     }
 
-    pub(super) fn ended(&self, open: &Open) {
+    pub(super) fn ended(&self, open: &OpenSocket) {
         self.connections.decrement(1.0);
         self.of(open).decrement(1.0);
     }
 
-    fn of(&self, open: &Open) -> &metrics::Gauge {
+    fn of(&self, open: &OpenSocket) -> &metrics::Gauge {
         match (open.transport, open.session.format()) {
-            (Transport::Sse, _) => &self.sse,
-            (Transport::WebSocket, Format::Json) => &self.websocket_json,
-            (Transport::WebSocket, Format::MsgPack) => &self.websocket_msgpack,
+            (ClientTransport::Sse, _) => &self.sse,
+            (ClientTransport::WebSocket, Format::Json) => &self.websocket_json,
+            (ClientTransport::WebSocket, Format::MsgPack) => &self.websocket_msgpack,
         }
     }
 }
 
-/// When the connections whose socket is full are looked through. Nothing is while there is none.
+/// Schedule of the scan for connections with a full socket. No scan runs while there are none.
 #[derive(Default)]
-pub(super) struct Backlogged {
-    /// A socket was full since the last look, or still was then.
+pub(super) struct BlockedScan {
+    /// True if a socket was full since the last scan, or still was at that time.
     pub(super) is_any: bool,
     next_ms: u64,
 }
 
-/// What waits for sockets that are full.
+/// Totals over the connections with a full socket.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct BlockedTotals {
     connections: usize,
     bytes: usize,
 }
 
-impl Waiting {
+impl BlockedTotals {
     pub(super) fn add(&mut self, bytes: usize) {
         self.connections += 1;
         self.bytes += bytes;
     }
 }
 
-impl Backlogged {
-    /// When to look. None: no socket is full.
+impl BlockedScan {
+    /// Time of the next scan. None: no socket is full.
     pub(super) fn next_ms(&self) -> Option<u64> {
         self.is_any.then_some(self.next_ms)
     }
 }
 
 impl Shard {
-    /// Begins to look through the connections when one of them has, or had, a full socket.
-    pub(super) fn look_at_backlogged(&mut self) {
-        if self.backlogged.is_any && self.now_ms >= self.backlogged.next_ms {
-            // Not again before this look has ended.
-            self.backlogged = Backlogged { is_any: false, next_ms: u64::MAX };
-            self.begin_to_weigh();
+    /// Starts a scan if a connection has, or had, a full socket.
+    pub(super) fn start_blocked_scan(&mut self) {
+        if self.blocked_scan.is_any && self.now_ms >= self.blocked_scan.next_ms {
+            // No further scan before this one has ended.
+            self.blocked_scan = BlockedScan { is_any: false, next_ms: u64::MAX };
+            self.begin_blocked_scan();
         }
     }
 
-    pub(super) fn weighed(&mut self, waiting: Waiting) {
-        let Waiting { connections, bytes } = waiting;
-        let is_any = self.backlogged.is_any || connections > 0;
-        self.backlogged = Backlogged { is_any, next_ms: self.now_ms + LOOK_MS };
+    pub(super) fn finish_blocked_scan(&mut self, waiting: BlockedTotals) {
+        let BlockedTotals { connections, bytes } = waiting;
+        let is_any = self.blocked_scan.is_any || connections > 0;
+        self.blocked_scan = BlockedScan { is_any, next_ms: self.now_ms + LOOK_MS };
         self.handle.blocked.store(connections, Ordering::Relaxed);
         self.handle.outbox_bytes.store(bytes, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Connections coming and going, what they listen to, and what time does to them.
+//! Life cycle of connections: their opening and end, and their timers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,26 +7,26 @@ use std::time::Duration;
 use fanfare_proto::frame::{self, Format, ServerFrame, close, code};
 use mio::net::TcpStream;
 
-use super::super::connection::{Connection, Open, Permit, Stage};
-use super::super::handshake::{Opening, Refused};
+use super::super::connection::{ConnectionPermit, ConnectionStage, OpenSocket, SocketConnection};
+use super::super::handshake::{AdmittedConnection, SocketRefusal};
 use super::{Shard, context};
-use crate::edge::link::Link;
+use crate::edge::link::ClientLink;
 use crate::hub::wire;
 use crate::model::UsageKind;
 use crate::session::PublishResult;
-use crate::telemetry::{Limit, OFTEN, count_close};
+use crate::telemetry::{Limit, RATE_LIMITED, count_close};
 
-/// What a stopping shard waits at most for its clients to go.
+/// Longest time that a stopping shard waits for its clients.
 const STOP_MS_MAX: u64 = 3_000;
-/// A stopping node asks its clients to come back within this time.
+/// Spread of the delays after which a stopping node's clients reconnect.
 const RECONNECT_SPREAD_MS: u64 = 500;
-/// Who is refused at a ceiling is asked to come back after this time at the earliest, and twice it at the latest.
+/// Least delay after which a client that is refused at a limit is asked to come back; the greatest one is twice as long.
 const REFUSED_MS: u64 = 2_000;
-/// After op 4 and its delay the client closes; the node does so when it has not.
+/// After op 4 and its delay the client closes. Otherwise the node closes after this time.
 pub(super) const CLOSE_AFTER_MS: u64 = 1_000;
 
 impl Shard {
-    pub(super) fn accept(&mut self, link: Link<std::net::TcpStream>, permit: Permit) {
+    pub(super) fn accept(&mut self, link: ClientLink<std::net::TcpStream>, permit: ConnectionPermit) {
         self.add(link, permit, |shard, connection, slot| {
             connection.in_ready = true;
             shard.ready.push_back(slot);
@@ -35,17 +35,17 @@ impl Shard {
 
     pub(super) fn adopt(
         &mut self,
-        link: Link<std::net::TcpStream>,
-        permit: Permit,
+        link: ClientLink<std::net::TcpStream>,
+        permit: ConnectionPermit,
         mut read: Vec<u8>,
-        mut opening: Opening,
+        mut opening: AdmittedConnection,
     ) {
         self.add(link, permit, |shard, connection, slot| {
-            // Its credential was checked elsewhere, and what became of it since may have been looked for already.
+            // The credential was checked on another thread, and may have been reviewed there or changed since.
             match shard.services.auth.review(&opening.principal) {
                 Some(principal) => opening.principal = Arc::new(principal),
                 None => {
-                    let (format, refused) = (opening.format, Refused::Credential);
+                    let (format, refused) = (opening.format, SocketRefusal::Credential);
                     return shard.refuse_in_socket(connection, slot, format, refused);
                 }
             }
@@ -56,10 +56,10 @@ impl Shard {
 
     pub(super) fn adopt_refused(
         &mut self,
-        link: Link<std::net::TcpStream>,
-        permit: Permit,
+        link: ClientLink<std::net::TcpStream>,
+        permit: ConnectionPermit,
         format: Format,
-        refused: Refused,
+        refused: SocketRefusal,
     ) {
         self.add(link, permit, |shard, connection, slot| {
             shard.refuse_in_socket(connection, slot, format, refused);
@@ -68,9 +68,9 @@ impl Shard {
 
     fn add(
         &mut self,
-        link: Link<std::net::TcpStream>,
-        permit: Permit,
-        begin: impl FnOnce(&mut Self, &mut Connection, u32),
+        link: ClientLink<std::net::TcpStream>,
+        permit: ConnectionPermit,
+        begin: impl FnOnce(&mut Self, &mut SocketConnection, u32),
     ) {
         if self.stop_ms.is_some() {
             return;
@@ -81,14 +81,14 @@ impl Shard {
         });
         self.next_generation = self.next_generation.wrapping_add(1);
         let link = link.map(TcpStream::from_std);
-        let mut connection = Box::new(Connection::new(link, permit, self.next_generation, self.now_ms));
+        let mut connection = Box::new(SocketConnection::new(link, permit, self.next_generation, self.now_ms));
         if let Err(error) = self.register(&mut connection, slot) {
-            tracing::warn!(target: OFTEN, %error, "a connection could not be registered");
+            tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be registered");
             self.free.push(slot);
             return;
         }
         begin(self, &mut connection, slot);
-        // No event tells of what TLS has decrypted already.
+        // No event announces bytes that TLS has decrypted already.
         if connection.link.tls.is_some() && !connection.in_ready {
             connection.in_ready = true;
             self.ready.push_back(slot);
@@ -97,35 +97,40 @@ impl Shard {
         self.slots[slot as usize] = Some(connection);
     }
 
-    pub(super) fn open(&mut self, connection: &mut Connection, slot: u32, mut opening: Opening) {
+    pub(super) fn open(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        mut opening: AdmittedConnection,
+    ) {
         self.handle.connections.fetch_add(1, Ordering::Relaxed);
-        let (tenure, resumed) = self.begin_tenure(connection, slot, opening.former.take());
-        let mut open = Open::new(opening, tenure, self.epoch_ms);
+        let (ownership, resumed) = self.begin_session(connection, slot, opening.resumable.take());
+        let mut open = OpenSocket::new(opening, ownership, self.epoch_ms);
         self.metrics.opened(&open);
         open.session.principal().account.usage.count(UsageKind::Connect, 1, 0);
         let mut outputs = Vec::new();
         open.session.opened(context(&self.services, self.epoch_ms), resumed, &mut outputs);
-        connection.stage = Stage::Open(open);
+        connection.stage = ConnectionStage::Open(open);
         self.run_outputs(connection, slot, outputs);
-        self.move_newcomer(slot, connection.generation);
+        self.ask_new_connection(slot, connection.generation);
     }
 
     pub(super) fn refuse_in_socket(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         format: Format,
-        refused: Refused,
+        refused: SocketRefusal,
     ) {
         let error = match refused {
-            Refused::Credential => "unauthorized",
-            Refused::ConnectionLimit => "too many connections",
+            SocketRefusal::Credential => "unauthorized",
+            SocketRefusal::ConnectionLimit => "too many connections",
         };
         let (refusal, close_code, after_ms) = match refused {
-            Refused::Credential => {
+            SocketRefusal::Credential => {
                 (ServerFrame::Error { error, code: code::CREDENTIAL, channel: None }, close::CREDENTIAL, 0)
             }
-            Refused::ConnectionLimit => {
+            SocketRefusal::ConnectionLimit => {
                 let reconnect_after_ms = refused_ms();
                 let (code, reason) = (code::LIMIT, Some("connection_limit"));
                 let frame =
@@ -140,12 +145,12 @@ impl Shard {
         self.close_if_due(connection, slot);
     }
 
-    /// The final frames are in the outbox; the close frame follows after `after_ms`.
-    pub(super) fn end(&mut self, connection: &mut Connection, slot: u32, code: u16, after_ms: u64) {
+    /// Ends a connection whose last frames are in the outbox; the close frame follows after `after_ms`.
+    pub(super) fn end(&mut self, connection: &mut SocketConnection, slot: u32, code: u16, after_ms: u64) {
         count_close(code);
         self.leave(connection, slot);
         connection.begin_closing(wire::close(code, ""), self.now_ms, after_ms);
-        // Read again, so that nothing unread stands against the ending when the socket is closed.
+        // Read again, so that no unread bytes turn the close into a reset.
         connection.paused = false;
         if !connection.in_ready {
             connection.in_ready = true;
@@ -155,8 +160,8 @@ impl Shard {
         self.rearm(connection, slot);
     }
 
-    pub(super) fn close_if_due(&mut self, connection: &mut Connection, slot: u32) {
-        if let Stage::Closing(closing) = &mut connection.stage
+    pub(super) fn close_if_due(&mut self, connection: &mut SocketConnection, slot: u32) {
+        if let ConnectionStage::Closing(closing) = &mut connection.stage
             && let Some((_, frame)) = closing.close.take_if(|(at_ms, _)| *at_ms <= self.now_ms)
         {
             self.send(connection, slot, frame);
@@ -164,37 +169,39 @@ impl Shard {
     }
 
     /// Drops a connection at once.
-    pub(super) fn forget(&mut self, mut connection: Box<Connection>, slot: u32) {
+    pub(super) fn forget(&mut self, mut connection: Box<SocketConnection>, slot: u32) {
         self.leave(&mut connection, slot);
         connection.link.close();
         self.poll.registry().deregister(&mut connection.link.socket).ok();
         self.release(slot);
     }
 
-    /// The slot's connection is elsewhere, or gone.
+    /// Frees the slot: its connection has moved or gone.
     pub(super) fn release(&mut self, slot: u32) {
         self.slots[slot as usize] = None;
         self.free.push(slot);
     }
 
     /// Ends every delivery to an open session.
-    fn leave(&mut self, connection: &mut Connection, slot: u32) {
+    fn leave(&mut self, connection: &mut SocketConnection, slot: u32) {
         self.lose_presence(connection);
         let Some(open) = connection.open_mut() else { return };
         self.metrics.ended(open);
         self.handle.connections.fetch_sub(1, Ordering::Relaxed);
-        let (tenure, for_good) = (open.session.tenure(), open.session.ended_for_good());
+        let (ownership, for_good) = (open.session.ownership(), open.session.ended_for_good());
         let subscriptions = std::mem::take(&mut open.subscriptions);
         self.silent.end(&open.session, slot);
         let principal = open.session.principal();
         if !principal.account.integrations.is_empty() {
-            open.session.channels().for_each(|channel| self.handle.occupations.note(principal, channel));
+            open.session
+                .channels()
+                .for_each(|channel| self.handle.occupancy_notifier.note(principal, channel));
         }
         self.watching.end(&open.session, slot, |key| self.handle.watches.end(key, self.index));
         for subscription in &subscriptions {
             self.remove_subscriber(subscription.number, slot);
         }
-        self.end_tenure(&tenure, for_good, &subscriptions);
+        self.end_session(&ownership, for_good, &subscriptions);
     }
 
     pub(super) fn remove_subscriber(&mut self, number: u64, slot: u32) {
@@ -203,8 +210,8 @@ impl Shard {
         }
     }
 
-    /// Sets the connection's timer if it is due earlier than the one that stands.
-    pub(super) fn rearm(&mut self, connection: &mut Connection, slot: u32) {
+    /// Sets the connection's timer if it is due earlier than the present one.
+    pub(super) fn rearm(&mut self, connection: &mut SocketConnection, slot: u32) {
         let clock_ahead_ms = self.epoch_ms.saturating_sub(self.now_ms);
         let due_ms = connection.next_due_ms(&self.services.limits, clock_ahead_ms);
         if due_ms < connection.due_ms {
@@ -233,37 +240,37 @@ impl Shard {
                 self.answered(late.slot, late.generation, late.ticket, PublishResult::Unavailable);
             }
         }
-        self.look_at_seats();
+        self.check_quota_slots();
     }
 
-    /// False when the connection's time is over.
-    fn look_at_time(&mut self, connection: &mut Connection, slot: u32) -> bool {
+    /// Handles a connection's timers. False when its time is over.
+    fn look_at_time(&mut self, connection: &mut SocketConnection, slot: u32) -> bool {
         let now_ms = self.now_ms;
         let limits = &self.services.limits;
         let passed = |at_ms: Option<u64>| at_ms.is_some_and(|at_ms| now_ms >= at_ms);
         let (silence_over, message_late) =
             (passed(connection.silence_ends_ms(limits)), passed(connection.message_ends_ms(limits)));
         let open = match &mut connection.stage {
-            Stage::Opening { since_ms, .. } => {
+            ConnectionStage::Opening { since_ms, .. } => {
                 let is_in_time = now_ms < *since_ms + limits.header_ms;
                 if !is_in_time {
                     Limit::HeaderMs.hit();
                 }
                 return is_in_time;
             }
-            Stage::Closing(closing) if closing.close.is_none() => return now_ms < closing.until_ms,
-            Stage::Closing(_) => {
+            ConnectionStage::Closing(closing) if closing.close.is_none() => return now_ms < closing.until_ms,
+            ConnectionStage::Closing(_) => {
                 self.close_if_due(connection, slot);
                 return true;
             }
-            Stage::Open(open) => open,
+            ConnectionStage::Open(open) => open,
         };
         if silence_over && connection.last_look_ms.is_some() {
             Limit::HeartbeatMs.hit();
             return false;
         }
         if silence_over {
-            // After a pause of the whole process the frames are there and were not read.
+            // After a stall of the whole process frames may be in the socket, unread.
             connection.last_look_ms = Some(now_ms);
             connection.readable = true;
             if !connection.in_ready {
@@ -306,7 +313,7 @@ impl Shard {
     pub(super) fn stop(&mut self, within: Duration) {
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX).min(STOP_MS_MAX);
         self.stop_ms = Some(self.now_ms + within_ms);
-        // So that also the last one asked has a quarter of the time left when the node closes for it.
+        // Even the last client has a quarter of the time left when the node closes the connection.
         let spread_ms = RECONNECT_SPREAD_MS.min(within_ms / 4).max(1);
         let close_after_ms = CLOSE_AFTER_MS.min(within_ms / 2);
         for slot in 0..self.slots.len() {
@@ -314,13 +321,13 @@ impl Shard {
             let slot = u32::try_from(slot).expect("slots are numbered by u32");
             let mut outputs = Vec::new();
             let open = match &mut connection.stage {
-                Stage::Open(open) => open,
-                Stage::Opening { .. } => {
+                ConnectionStage::Open(open) => open,
+                ConnectionStage::Opening { .. } => {
                     self.forget(connection, slot);
                     continue;
                 }
-                // Its last frames may not be written yet, and it has the time that it was told of, or that of the others.
-                Stage::Closing(closing) => {
+                // The last frames may not be written yet. The connection keeps the time that it was given, or gets that of the others.
+                ConnectionStage::Closing(closing) => {
                     if let Some((at_ms, _)) = &mut closing.close {
                         *at_ms = (*at_ms).min(self.now_ms + spread_ms + close_after_ms);
                     }
@@ -339,7 +346,7 @@ impl Shard {
     }
 }
 
-/// When somebody who is refused at a ceiling is asked to come back.
+/// Delay after which a client that is refused at a limit is asked to come back.
 pub(super) fn refused_ms() -> u64 {
     let spread = u64::from(u16::from_be_bytes(crate::model::random_bytes()));
     REFUSED_MS + spread % REFUSED_MS

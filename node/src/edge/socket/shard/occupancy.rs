@@ -1,4 +1,4 @@
-//! How many connections of this shard are attached to a channel, and who of them is told how many there are in all.
+//! Occupancy in a shard: counts of attached connections, and the clients that are notified.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,17 +6,17 @@ use std::sync::Arc;
 use fanfare_proto::frame::Format;
 use tokio::sync::oneshot;
 
-use super::super::connection::{Connection, Stage};
-use super::super::occupancy::Told;
+use super::super::connection::{ConnectionStage, SocketConnection};
+use super::super::occupancy::OccupancyNotice;
 use super::Shard;
 use crate::model::{AttachedCount, ChannelKey, ChannelName};
 use crate::session::Session;
 
-/// Connections that are attached to channels of which nothing is delivered to them, by their slots. All of them may publish.
+/// Connections attached to channels without any delivery, by slot. All of them may publish.
 #[derive(Debug, Default)]
-pub(super) struct Silent(HashMap<ChannelKey, HashSet<u32>>);
+pub(super) struct SilentAttachments(HashMap<ChannelKey, HashSet<u32>>);
 
-impl Silent {
+impl SilentAttachments {
     fn set(&mut self, key: ChannelKey, slot: u32, is_silent: bool) {
         if is_silent {
             self.0.entry(key).or_default().insert(slot);
@@ -28,7 +28,7 @@ impl Silent {
         }
     }
 
-    /// The connection of the slot is gone.
+    /// Removes the slot of a connection that has ended.
     pub(super) fn end(&mut self, session: &Session, slot: u32) {
         if self.0.is_empty() {
             return;
@@ -43,19 +43,19 @@ impl Silent {
     }
 }
 
-/// Connections that are told how many are at a channel.
+/// Connections that watch the occupancy of channels.
 #[derive(Debug, Default)]
-pub(super) struct Watching(HashMap<ChannelKey, Watchers>);
+pub(super) struct OccupancyWatchers(HashMap<ChannelKey, ChannelWatchers>);
 
 #[derive(Debug, Default)]
-struct Watchers {
+struct ChannelWatchers {
     slots: HashSet<u32>,
-    /// The count that all of them were told last.
-    told: Option<Arc<Told>>,
+    /// The last notice for all of these clients.
+    last_notice: Option<Arc<OccupancyNotice>>,
 }
 
-impl Watching {
-    /// False when the slot was the last one of the channel.
+impl OccupancyWatchers {
+    /// Removes a slot. False when it was the last one of the channel.
     fn remove(&mut self, key: &ChannelKey, slot: u32) -> bool {
         let Some(watchers) = self.0.get_mut(key) else { return true };
         watchers.slots.remove(&slot);
@@ -66,7 +66,7 @@ impl Watching {
         are_left
     }
 
-    /// The connection of the slot is gone; `unwatched` is given the channels of which it was the last.
+    /// Removes the slot of a connection that has ended; `unwatched` is called for each channel without further watchers.
     pub(super) fn end(&mut self, session: &Session, slot: u32, unwatched: impl Fn(&ChannelKey)) {
         if self.0.is_empty() {
             return;
@@ -81,8 +81,13 @@ impl Watching {
 }
 
 impl Shard {
-    /// After op 9 or 11, or a change of what the credential grants: the client is told how many are at the channel, if it asks for that.
-    pub(super) fn watch_occupancy(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+    /// Updates the watcher after op 9 or 11, or after a change of the capability. A new watcher is sent the last notice.
+    pub(super) fn watch_occupancy(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        channel: &ChannelName,
+    ) {
         let Some(open) = connection.open_mut() else { return };
         let (watches, format) = (open.session.watches(channel), open.session.format());
         if !watches && self.watching.0.is_empty() {
@@ -95,27 +100,30 @@ impl Shard {
             }
             return;
         }
-        let begin = || Watchers { slots: HashSet::new(), told: self.handle.watches.begin(&key, self.index) };
+        let begin = || ChannelWatchers {
+            slots: HashSet::new(),
+            last_notice: self.handle.watches.begin(&key, self.index),
+        };
         let watchers = self.watching.0.entry(key.clone()).or_insert_with(begin);
         watchers.slots.insert(slot);
-        // Else it comes when it is counted.
-        if let Some(frame) = watchers.told.as_ref().map(|told| told.frame(format)) {
+        // Without a notice yet the client is told after the next count.
+        if let Some(frame) = watchers.last_notice.as_ref().map(|notice| notice.frame(format)) {
             self.send(connection, slot, frame);
         }
     }
 
-    pub(super) fn tell_occupancy(&mut self, told: Arc<Told>) {
-        let Some(watchers) = self.watching.0.get_mut(told.key()) else { return };
-        // It was on its way when the last client went, and another one came since.
-        if watchers.told.as_ref().is_some_and(|newer| !told.is_after(newer)) {
+    pub(super) fn send_occupancy(&mut self, notice: Arc<OccupancyNotice>) {
+        let Some(watchers) = self.watching.0.get_mut(notice.key()) else { return };
+        // The notice was on its way when the last watcher left, and a new one came since.
+        if watchers.last_notice.as_ref().is_some_and(|newer| !notice.is_after(newer)) {
             return;
         }
-        let [json, msgpack] = [Format::Json, Format::MsgPack].map(|format| told.frame(format));
+        let [json, msgpack] = [Format::Json, Format::MsgPack].map(|format| notice.frame(format));
         let mut over = Vec::new();
-        watchers.told = Some(told);
+        watchers.last_notice = Some(notice);
         for slot in &watchers.slots {
             let Some(connection) = self.slots[*slot as usize].as_deref_mut() else { continue };
-            let Stage::Open(open) = &connection.stage else { continue };
+            let ConnectionStage::Open(open) = &connection.stage else { continue };
             let frame = match open.session.format() {
                 Format::Json => &json,
                 Format::MsgPack => &msgpack,
@@ -135,18 +143,28 @@ impl Shard {
         }
     }
 
-    /// After a change of what a connection is attached to.
-    pub(super) fn note_attachment(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+    /// Updates the counts after an attach or detach.
+    pub(super) fn note_attachment(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        channel: &ChannelName,
+    ) {
         let Some(open) = connection.open_mut() else { return };
-        self.handle.occupations.note(open.session.principal(), channel);
+        self.handle.occupancy_notifier.note(open.session.principal(), channel);
         let is_silent = open.session.is_silent(channel);
         if is_silent || !self.silent.0.is_empty() {
             self.silent.set(open.session.principal().channel(channel.clone()), slot, is_silent);
         }
     }
 
-    /// After a change of what the credential grants on a channel of which something is delivered.
-    pub(super) fn recount(&mut self, connection: &mut Connection, slot: u32, channel: &ChannelName) {
+    /// Updates the publish count after a change of the capability on a channel with delivery.
+    pub(super) fn refresh_publishes(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        channel: &ChannelName,
+    ) {
         let Some(open) = connection.open_mut() else { return };
         let publishes = open.session.publishes(channel);
         if let Some(number) = open.subscription_mut(channel).map(|subscription| subscription.number) {

@@ -1,47 +1,47 @@
-//! Presence in a shard: events to those who want them, member lists as their sockets drain, and the end of members.
+//! Presence in a shard: events for subscribers, member lists as sockets drain, and the leaves of members.
 
 use std::sync::Arc;
 
-use crate::hub::{PresenceDelivery, PresenceMode, Spot, Sync, Verdict};
+use crate::hub::{LocalOffset, MemberSync, PresenceDelivery, PresenceMode, SyncVerdict};
 use crate::model::ChannelName;
-use crate::publish::{Departure, PresenceRequest};
-use crate::session::Leaving;
+use crate::publish::{DelayedLeave, PresenceRequest};
+use crate::session::LeaveScope;
 
-use super::super::connection::{Connection, Stage, Subscription};
+use super::super::connection::{ConnectionStage, SocketConnection, SocketSubscription};
 use super::Shard;
 
 impl Shard {
     pub(super) fn present(
         &mut self,
-        connection: &Connection,
+        connection: &SocketConnection,
         slot: u32,
         ticket: u64,
         request: PresenceRequest,
     ) {
-        let answer = self.owe_answer(connection, slot, ticket);
+        let answer = self.answer_callback(connection, slot, ticket);
         self.services.publisher.present(request, answer);
     }
 
-    pub(super) fn leave_presence(&mut self, connection: &mut Connection, leaving: Leaving) {
-        let Some(mut departure) = departure(connection) else { return };
-        if leaving == Leaving::NotGranted {
+    pub(super) fn leave_presence(&mut self, connection: &mut SocketConnection, leaving: LeaveScope) {
+        let Some(mut leave) = delayed_leave(connection) else { return };
+        if leaving == LeaveScope::NotGranted {
             let open = connection.open_mut();
-            departure.keeps = open.map(|open| vec![Arc::clone(&open.session.principal().capability)]);
+            leave.keeps = open.map(|open| vec![Arc::clone(&open.session.principal().capability)]);
         }
-        self.services.publisher.leave(departure);
+        self.services.publisher.leave(leave);
     }
 
-    /// The link is gone: members stay for their grace, unless they have left.
-    pub(super) fn lose_presence(&mut self, connection: &mut Connection) {
-        if let Some(departure) = departure(connection) {
-            self.services.publisher.lost(departure);
+    /// Schedules the delayed leave of the connection's members, unless they have left.
+    pub(super) fn lose_presence(&mut self, connection: &mut SocketConnection) {
+        if let Some(leave) = delayed_leave(connection) {
+            self.services.publisher.leave_after_timeout(leave);
         }
     }
 
-    /// After the subscription: what of the channel its modes ask for. True when a member list follows.
+    /// Updates the subscription to the modes of the attach. True when a member list follows.
     pub(super) fn set_modes(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         channel: &ChannelName,
     ) -> bool {
@@ -51,41 +51,41 @@ impl Shard {
         let Some(subscription) = open.subscription_mut(channel) else { return false };
         let number = subscription.number;
         if !messages {
-            subscription.since = Subscription::NEVER;
+            subscription.since = SocketSubscription::NEVER;
             self.end_replay(connection, slot, number);
-        } else if subscription.since == Subscription::NEVER
+        } else if subscription.since == SocketSubscription::NEVER
             && let Some(channel) = self.subscribers.channel(number)
         {
-            subscription.since = channel.mark().place;
+            subscription.since = channel.position().offset;
         }
         self.subscribers.set(number, slot, |own| (own.messages, own.publishes) = (messages, publishes));
         self.subscribe_presence(connection, slot, number, presence)
     }
 
-    /// What an attached connection gets of the channel's presence from now on; true when a member list follows.
+    /// Subscribes an attached connection to the channel's presence, as its modes ask; true when a member list follows.
     fn subscribe_presence(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         number: u64,
-        wanted: bool,
+        subscribes: bool,
     ) -> bool {
         let Some(open) = connection.open_mut() else { return false };
         open.syncs.retain(|(channel, _)| *channel != number);
-        let Some(channel) = self.subscribers.channel(number).filter(|_| wanted) else {
+        let Some(channel) = self.subscribers.channel(number).filter(|_| subscribes) else {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::Off);
             return false;
         };
-        let (follows, mark) = self.services.hub.presence_mark(channel);
+        let (follows, mark) = self.services.hub.presence_state(channel);
         let mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
         self.subscribers.set(number, slot, |own| own.presence = mode);
         if follows {
-            open.syncs.push((number, Sync::default()));
+            open.syncs.push((number, MemberSync::default()));
         }
         follows
     }
 
-    /// Puts the event into the outbox of every subscriber here that wants it now.
+    /// Puts the event into the outbox of every subscriber here that is due for it.
     pub(super) fn deliver_presence(&mut self, delivery: &Arc<PresenceDelivery>) {
         let (mut over, mut handed) = (Vec::new(), 0);
         let Some((channel, subscribers, delivered)) = self.subscribers.all_mut(delivery.channel) else {
@@ -93,12 +93,12 @@ impl Shard {
         };
         for subscriber in subscribers {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
-            let Stage::Open(open) = &mut connection.stage else { continue };
+            let ConnectionStage::Open(open) = &mut connection.stage else { continue };
             let format = open.session.format();
             let (verdict, held_bytes) = match subscriber.presence {
                 PresenceMode::Off => continue,
                 PresenceMode::After(mark) if delivery.event.sequence <= mark => continue,
-                PresenceMode::After(_) => (Verdict::Send, 0),
+                PresenceMode::After(_) => (SyncVerdict::Send, 0),
                 PresenceMode::Syncing => {
                     let place = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
                     let Some(place) = place else { continue };
@@ -111,13 +111,13 @@ impl Shard {
                     judged
                 }
             };
-            if verdict == Verdict::Send {
-                // What it has not been given of the messages yet may not count as given by its position.
-                let live = subscriber.after_place.max(delivered);
+            if verdict == SyncVerdict::Send {
+                // The frame's position must not include messages that the client has not been sent yet.
+                let live = subscriber.after_offset.max(delivered);
                 let frame = match open.replay_position(delivery.channel) {
                     Some(position) => delivery.frame_at(format, &position),
-                    None if live == delivery.place() => delivery.frame(format),
-                    None => delivery.frame_at(format, &channel.position_at(Spot::end(live))),
+                    None if live == delivery.offset() => delivery.frame(format),
+                    None => delivery.frame_at(format, &channel.position_at(LocalOffset::end(live))),
                 };
                 connection.outbox.push(frame);
                 handed += 1;
@@ -130,15 +130,15 @@ impl Shard {
                 over.push((subscriber.slot, held_bytes));
             }
         }
-        self.pace.handed(handed);
+        self.coalescing.handed(handed);
         for (slot, held_bytes) in over {
             self.flush(slot);
             self.check_outbox(slot, held_bytes);
         }
     }
 
-    /// The outbox is empty: the next page of a member list goes into it. False when there is none.
-    pub(super) fn pull_presence(&mut self, connection: &mut Connection, slot: u32) -> bool {
+    /// Puts the next page of a member list into the empty outbox. False when there is none.
+    pub(super) fn pull_presence(&mut self, connection: &mut SocketConnection, slot: u32) -> bool {
         let Some(open) = connection.open_mut() else { return false };
         let Some(place) = open.syncs.iter().position(|(_, sync)| !sync.is_sent()) else { return false };
         let format = open.session.format();
@@ -154,8 +154,11 @@ impl Shard {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
             open.syncs.swap_remove(place);
         }
-        let live =
-            || channel.position_at(Spot::end(self.subscribers.position(number, slot).unwrap_or_default()));
+        let live = || {
+            channel.position_at(LocalOffset::end(
+                self.subscribers.delivered_offset(number, slot).unwrap_or_default(),
+            ))
+        };
         let position = (!held.is_empty()).then(|| open.replay_position(number).unwrap_or_else(live));
         connection.outbox.push_replay(std::iter::once(page.frame));
         if let Some(position) = position {
@@ -165,11 +168,11 @@ impl Shard {
     }
 }
 
-/// Of all members of the connection.
-fn departure(connection: &mut Connection) -> Option<Departure> {
+/// Leave of all members of the connection.
+fn delayed_leave(connection: &mut SocketConnection) -> Option<DelayedLeave> {
     let open = connection.open_mut()?;
     let session = &open.session;
-    Some(Departure {
+    Some(DelayedLeave {
         connection_id: session.connection_id(),
         owner: session.owner(),
         account: Arc::clone(&session.principal().account),

@@ -9,29 +9,29 @@ use fastwebsockets::OpCode;
 use mio::Interest;
 
 use super::super::HttpConnection;
-use super::super::connection::{Connection, Open, Stage};
-use super::super::handshake::{self, Decision, FirstLook};
-use super::super::reader::Incoming;
+use super::super::connection::{ConnectionStage, OpenSocket, SocketConnection};
+use super::super::handshake::{self, AdmissionDecision, DetectedProtocol};
+use super::super::reader::IncomingFrame;
 use super::{SLICE, Shard, context};
-use crate::edge::errors::{Kind, Refusal};
-use crate::edge::files::Full;
+use crate::edge::errors::{HttpRefusal, RefusalKind};
+use crate::edge::files::CapacityLimit;
 use crate::edge::http;
 use crate::hub::wire;
 use crate::session::Output;
 use crate::telemetry::Limit;
-use crate::tls::Taken;
+use crate::tls::TlsRead;
 
-/// Nothing is read from a client that leaves this much of its answers unread.
+/// Unread answers of a client above which its socket is not read.
 pub(super) const UNREAD_BYTES_MAX: usize = 64 * 1024;
 
-/// How the first record of TLS begins, of any version.
+/// First bytes of a TLS handshake record, of any version.
 const TLS_HANDSHAKE: &[u8] = &[22, 3];
 
-/// What becomes of a connection after its bytes were looked at.
-enum Next {
+/// Result of handling a connection's bytes.
+enum SocketReadOutcome {
     Keep,
     Drop,
-    /// Not a socket: the HTTP side goes on with what was read.
+    /// Plain HTTP: the HTTP side continues with these bytes.
     Http(Vec<u8>),
 }
 
@@ -54,7 +54,7 @@ impl Shard {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         connection.in_ready = false;
         match self.read_once(&mut connection, slot) {
-            Next::Keep => {
+            SocketReadOutcome::Keep => {
                 let stopped = connection.open_mut().is_some_and(|open| open.reader.is_stopped());
                 if (connection.readable || stopped) && !connection.paused {
                     connection.in_ready = true;
@@ -63,24 +63,24 @@ impl Shard {
                 self.rearm(&mut connection, slot);
                 self.slots[slot as usize] = Some(connection);
             }
-            Next::Drop => self.forget(connection, slot),
-            Next::Http(read) => self.hand_to_http(connection, slot, read),
+            SocketReadOutcome::Drop => self.forget(connection, slot),
+            SocketReadOutcome::Http(read) => self.hand_to_http(connection, slot, read),
         }
     }
 
-    fn read_once(&mut self, connection: &mut Connection, slot: u32) -> Next {
+    fn read_once(&mut self, connection: &mut SocketConnection, slot: u32) -> SocketReadOutcome {
         let full = connection.open_mut().is_some_and(|open| open.session.is_full());
         if full || connection.outbox.answers() > UNREAD_BYTES_MAX {
             connection.paused = true;
-            return Next::Keep;
+            return SocketReadOutcome::Keep;
         }
         if !connection.readable || connection.open_mut().is_some_and(|open| open.reader.is_stopped()) {
             return self.feed(connection, slot, 0);
         }
         match connection.link.read(&mut self.buffer) {
-            Ok(Taken { bytes: 0, .. }) => Next::Drop,
-            Ok(Taken { bytes, more }) => {
-                // An end that came before is behind what was read now.
+            Ok(TlsRead { bytes: 0, .. }) => SocketReadOutcome::Drop,
+            Ok(TlsRead { bytes, more }) => {
+                // An end of the stream seen earlier comes after the bytes read now.
                 connection.readable = more || connection.read_closed;
                 connection.received_ms = self.now_ms;
                 connection.last_look_ms = None;
@@ -90,46 +90,46 @@ impl Shard {
                 connection.readable = false;
                 self.feed(connection, slot, 0)
             }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Next::Keep,
-            Err(_) => Next::Drop,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => SocketReadOutcome::Keep,
+            Err(_) => SocketReadOutcome::Drop,
         }
     }
 
-    /// Gives the first `count` bytes of the buffer to whoever is due.
-    fn feed(&mut self, connection: &mut Connection, slot: u32, count: usize) -> Next {
+    /// Passes the first `count` bytes of the buffer to the connection's current stage.
+    fn feed(&mut self, connection: &mut SocketConnection, slot: u32, count: usize) -> SocketReadOutcome {
         match &mut connection.stage {
-            Stage::Opening { head, .. } => {
+            ConnectionStage::Opening { head, .. } => {
                 let seen = head.len();
                 head.extend_from_slice(&self.buffer[..count]);
                 let head = std::mem::take(head);
                 self.look(connection, slot, head, seen)
             }
-            Stage::Open(_) => {
+            ConnectionStage::Open(_) => {
                 let mut buffer = std::mem::take(&mut self.buffer);
                 self.feed_frames(connection, slot, &mut buffer[..count]);
                 self.buffer = buffer;
-                Next::Keep
+                SocketReadOutcome::Keep
             }
-            Stage::Closing(_) => {
+            ConnectionStage::Closing(_) => {
                 let mut buffer = std::mem::take(&mut self.buffer);
                 self.feed_closing(connection, slot, &mut buffer[..count]);
                 self.buffer = buffer;
-                Next::Keep
+                SocketReadOutcome::Keep
             }
         }
     }
 
-    /// All is said but the close frame: the client may close first, as it is asked to, and then nothing is left to wait for.
-    fn feed_closing(&mut self, connection: &mut Connection, slot: u32, bytes: &mut [u8]) {
-        let Stage::Closing(closing) = &mut connection.stage else { return };
+    /// Handles bytes of a closing connection: the client may close first, as it is asked to, and then nothing is left to wait for.
+    fn feed_closing(&mut self, connection: &mut SocketConnection, slot: u32, bytes: &mut [u8]) {
+        let ConnectionStage::Closing(closing) = &mut connection.stage else { return };
         let Some((close_ms, close)) = &mut closing.close else { return };
         let (mut pong, mut asked) = (None, None);
         let result = closing.reader.feed(bytes, &self.services.limits, self.now_ms, |incoming| {
             match incoming {
-                // Of many only the last is answered (RFC 6455 §5.5.3).
-                Incoming::Ping(payload) => pong = Some(wire::frame(OpCode::Pong, payload)),
-                Incoming::Close(code) => asked = Some(code),
-                Incoming::Message { .. } | Incoming::Pong => {}
+                // Of several pings only the last is answered (RFC 6455 §5.5.3).
+                IncomingFrame::Ping(payload) => pong = Some(wire::frame(OpCode::Pong, payload)),
+                IncomingFrame::Close(code) => asked = Some(code),
+                IncomingFrame::Message { .. } | IncomingFrame::Pong => {}
             }
             if asked.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
@@ -145,27 +145,33 @@ impl Shard {
         self.close_if_due(connection, slot);
     }
 
-    /// Decides on a fresh connection once its first head is whole.
-    fn look(&mut self, connection: &mut Connection, slot: u32, mut bytes: Vec<u8>, seen: usize) -> Next {
+    /// Decides on a fresh connection once its first head is complete.
+    fn look(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        mut bytes: Vec<u8>,
+        seen: usize,
+    ) -> SocketReadOutcome {
         let (head, accept, length) =
-            match handshake::first_look(&bytes, seen, self.services.limits.header_bytes) {
-                FirstLook::Upgrade(head, Ok(accept), length) => (head, accept, length),
-                FirstLook::Upgrade(_, Err(refusal), _) => {
+            match handshake::detect_protocol(&bytes, seen, self.services.limits.header_bytes) {
+                DetectedProtocol::Upgrade(head, Ok(accept), length) => (head, accept, length),
+                DetectedProtocol::Upgrade(_, Err(refusal), _) => {
                     return self.refuse(connection, slot, handshake::PATH, &refusal);
                 }
-                FirstLook::Http(_) => return Next::Http(bytes),
-                FirstLook::TooLarge => {
+                DetectedProtocol::Http(_) => return SocketReadOutcome::Http(bytes),
+                DetectedProtocol::TooLarge => {
                     Limit::HeaderBytes.hit();
                     return self.refuse(connection, slot, http::NO_ROUTE, &headers_too_large());
                 }
-                FirstLook::Malformed => {
+                DetectedProtocol::Malformed => {
                     return self.refuse(connection, slot, http::NO_ROUTE, &malformed(&bytes));
                 }
-                FirstLook::Partial => {
-                    if let Stage::Opening { head, .. } = &mut connection.stage {
+                DetectedProtocol::Partial => {
+                    if let ConnectionStage::Opening { head, .. } = &mut connection.stage {
                         *head = bytes;
                     }
-                    return Next::Keep;
+                    return SocketReadOutcome::Keep;
                 }
             };
         let address =
@@ -174,56 +180,58 @@ impl Shard {
             connection.link.set_client(client);
         }
         match head.decide(self.services.gate(address)) {
-            Decision::Refuse(refusal) => return self.refuse(connection, slot, handshake::PATH, &refusal),
-            Decision::Open(opening) => {
+            AdmissionDecision::Refuse(refusal) => {
+                return self.refuse(connection, slot, handshake::PATH, &refusal);
+            }
+            AdmissionDecision::Open(opening) => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
                 self.open(connection, slot, opening);
             }
-            Decision::OpenRefused { format, refused } => {
+            AdmissionDecision::OpenRefused { format, refused } => {
                 self.send(connection, slot, handshake::switching_protocols(&accept).into());
                 self.refuse_in_socket(connection, slot, format, refused);
             }
         }
         self.feed_frames(connection, slot, &mut bytes[length..]);
-        Next::Keep
+        SocketReadOutcome::Keep
     }
 
     fn refuse(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         route: &'static str,
-        refusal: &Refusal,
-    ) -> Next {
-        http::refused(route, refusal);
+        refusal: &HttpRefusal,
+    ) -> SocketReadOutcome {
+        http::count_refusal(route, refusal);
         let bytes = handshake::refusal_bytes(refusal, handshake::date(self.epoch_ms));
         connection.begin_closing(Bytes::from(bytes), self.now_ms, 0);
         self.close_if_due(connection, slot);
-        Next::Keep
+        SocketReadOutcome::Keep
     }
 
-    pub(super) fn feed_frames(&mut self, connection: &mut Connection, slot: u32, bytes: &mut [u8]) {
-        let Stage::Open(open) = &mut connection.stage else {
+    pub(super) fn feed_frames(&mut self, connection: &mut SocketConnection, slot: u32, bytes: &mut [u8]) {
+        let ConnectionStage::Open(open) = &mut connection.stage else {
             return self.feed_closing(connection, slot, bytes);
         };
-        let Open { session, reader, pings, .. } = &mut **open;
+        let OpenSocket { session, reader, pings, .. } = &mut **open;
         let cx = context(&self.services, self.epoch_ms);
         let now_ms = self.now_ms;
         let mut outputs: Vec<Output> = Vec::new();
         let mut closed = None;
         let result = reader.feed(bytes, cx.limits, now_ms, |incoming| {
             match incoming {
-                Incoming::Message { text, payload } => session.message(cx, text, payload, &mut outputs),
-                Incoming::Ping(payload) if pings.allows(now_ms, cx.limits.pings_per_second) => {
+                IncomingFrame::Message { text, payload } => session.message(cx, text, payload, &mut outputs),
+                IncomingFrame::Ping(payload) if pings.allows(now_ms, cx.limits.pings_per_second) => {
                     session.ping(payload, &mut outputs);
                 }
-                Incoming::Ping(_) => {
+                IncomingFrame::Ping(_) => {
                     Limit::PingsPerSecond.hit();
                     let error = "more pings than a client may send";
                     session.fail(error, code::BAD_REQUEST, close::POLICY, &mut outputs);
                 }
-                Incoming::Pong => {}
-                Incoming::Close(code) => closed = Some(code.unwrap_or(close::NORMAL)),
+                IncomingFrame::Pong => {}
+                IncomingFrame::Close(code) => closed = Some(code.unwrap_or(close::NORMAL)),
             }
             let enough = closed.is_some() || session.is_full() || session.has_ended();
             if enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -241,35 +249,35 @@ impl Shard {
         connection.paused |= full;
     }
 
-    fn hand_to_http(&mut self, mut connection: Box<Connection>, slot: u32, read: Vec<u8>) {
+    fn hand_to_http(&mut self, mut connection: Box<SocketConnection>, slot: u32, read: Vec<u8>) {
         if self.services.http.is_closed()
             || self.poll.registry().deregister(&mut connection.link.socket).is_err()
         {
             return self.forget(connection, slot);
         }
         self.release(slot);
-        let Connection { link, permit, .. } = *connection;
+        let SocketConnection { link, permit, .. } = *connection;
         let passed = HttpConnection { link: link.map(Into::into), permit, read };
         if self.services.http.try_send(passed).is_err() {
-            Full::Http.refused();
+            CapacityLimit::Http.count_refusal();
         }
     }
 
     /// Registers a socket under a slot of its own.
-    pub(super) fn register(&mut self, connection: &mut Connection, slot: u32) -> std::io::Result<()> {
+    pub(super) fn register(&mut self, connection: &mut SocketConnection, slot: u32) -> std::io::Result<()> {
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut connection.link.socket, mio::Token(slot as usize), interest)
     }
 }
 
-fn malformed(bytes: &[u8]) -> Refusal {
-    Refusal::malformed(if bytes.starts_with(TLS_HANDSHAKE) {
+fn malformed(bytes: &[u8]) -> HttpRefusal {
+    HttpRefusal::malformed(if bytes.starts_with(TLS_HANDSHAKE) {
         "the request is a TLS handshake, and this port speaks plain HTTP"
     } else {
         "the request is malformed"
     })
 }
 
-fn headers_too_large() -> Refusal {
-    Refusal::new(Kind::HeadersTooLarge, "the request's headers are over the limit")
+fn headers_too_large() -> HttpRefusal {
+    HttpRefusal::new(RefusalKind::HeadersTooLarge, "the request's headers are over the limit")
 }

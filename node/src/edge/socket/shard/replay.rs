@@ -1,5 +1,5 @@
-//! What a client is given of what was published before it attached, as fast as its socket takes it: from the recent
-//! messages of the channel while they reach back so far, else from the store.
+//! Replay: messages published before an attach, sent as fast as the socket takes them. They come from the channel's replay buffer as far as
+//! it reaches back, or else from the store.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -7,195 +7,208 @@ use std::time::Instant;
 use bytes::Bytes;
 use fanfare_proto::serial::Serial;
 
-use super::super::backlog::{Ask, Found, Place, Question, Reading, Reply};
-use super::super::connection::{Connection, Open, Stage, Subscription};
+use super::super::backlog::{
+    BacklogCursor, BacklogQuery, BacklogRequest, BacklogResponder, BacklogResponse, SharedStoreCursor,
+};
+use super::super::connection::{ConnectionStage, OpenSocket, SocketConnection, SocketSubscription};
 use super::attach::cut;
-use super::everywhere::Missed;
+use super::cluster_backfill::MissedDeliveries;
 use super::{SLICE, Shard, context};
-use crate::hub::{Channel, Pulled, Spot};
+use crate::hub::{Channel, LocalOffset, ReplayPage};
 use crate::model::{Amount, Stamp, UsageKind};
-use crate::session::{AttachReply, Standing};
+use crate::session::{AttachOutcome, AttachReply};
 
-/// What one pull takes from a ring.
+/// Size of one pull from a replay buffer.
 pub(super) const PULL_BYTES: usize = 64 * 1024;
-/// More is pulled once less than this waits for the socket.
+/// Outbox size below which more is pulled.
 const LOW_BYTES: usize = 32 * 1024;
-/// Why a rewind gave less than was asked for.
+/// Warning for a rewind that returned less than was asked for.
 pub(super) const CUT_BY_CAPABILITY: &str =
     "rewind was cut to the resume window: the capability has no history here";
 pub(super) const NOT_READ: &str = "rewind was cut: the history could not be read";
 
-/// A channel of which a connection is given what it missed; until it has that, deliveries pass it by.
+/// A channel whose missed messages are being sent to a connection; until that is done, the connection gets no deliveries of it.
 #[derive(Debug)]
 pub(in crate::edge::socket) struct Replay {
     pub(super) channel: Arc<Channel>,
-    pub(super) after: After,
-    pub(super) source: Source,
+    pub(super) after: ReplayPosition,
+    pub(super) source: ReplaySource,
 }
 
-/// It has all up to here.
+/// Progress of a replay: the client has all messages up to here.
 #[derive(Debug, Clone)]
-pub(super) enum After {
-    /// In the channel on this node, which is this position. `has` covers some of what follows.
-    Place { place: Spot, position: Serial, has: Option<Arc<Serial>> },
-    /// This position. What comes before the place is to be had elsewhere.
-    Position { position: Serial, place: Spot },
-    /// In the store, of a node that is alone: there the sequences of this run are the places.
+pub(super) enum ReplayPosition {
+    /// Local offset on this node, and its position. `has` includes some of the messages that follow.
+    Local { offset: LocalOffset, position: Serial, has: Option<Arc<Serial>> },
+    /// Channel position. Messages up to the offset come from peers or from the shared store.
+    Cluster { position: Serial, offset: LocalOffset },
+    /// Position in the store of a single node, where the sequences of this incarnation are the offsets.
     Stored(Stamp),
 }
 
 #[derive(Debug)]
-pub(super) enum Source {
-    /// The recent messages of the channel.
-    Ring,
-    /// The store, from this place on.
-    Stored(Box<Place>),
-    /// Another node, which has given it.
-    Missed(Box<Missed>),
-    /// The store that nodes share.
-    Reading(Box<Reading>),
-    /// The store has a question.
-    Asked(Box<Asked>),
+pub(super) enum ReplaySource {
+    /// Replay buffer of the channel.
+    ReplayBuffer,
+    /// Store, from this cursor on.
+    Stored(Box<BacklogCursor>),
+    /// Messages fetched from peers.
+    Peers(Box<MissedDeliveries>),
+    /// Store that nodes share.
+    SharedStore(Box<SharedStoreCursor>),
+    /// Backlog query under way.
+    Pending(Box<PendingBacklogQuery>),
 }
 
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct PendingBacklogQuery {
     ticket: u64,
     is_page: bool,
-    /// The client is told a loss, whatever the answer.
+    /// True if the client is told a continuity loss, whatever the answer.
     is_loss: bool,
-    /// The attach that is answered once it is known where it begins.
+    /// Attach that is answered once its start is known.
     reply: Option<AttachReply>,
 }
 
 impl Replay {
-    /// For who has all of this position, and some that is behind the place unless that `is_exact`.
-    pub(super) fn from_ring(channel: &Arc<Channel>, place: Spot, has: Serial, is_exact: bool) -> Self {
+    /// Replay from the replay buffer. The client has all messages of this position, and unless `is_exact` some after the offset.
+    pub(super) fn from_replay_buffer(
+        channel: &Arc<Channel>,
+        place: LocalOffset,
+        has: Serial,
+        is_exact: bool,
+    ) -> Self {
         let here = channel.position_at(place);
         let (position, has) = match is_exact {
             true => (if here.is_empty() { has } else { here }, None),
             false => (here.join(&has), Some(Arc::new(has))),
         };
-        let after = After::Place { place, position, has };
-        Self { channel: Arc::clone(channel), after, source: Source::Ring }
+        let after = ReplayPosition::Local { offset: place, position, has };
+        Self { channel: Arc::clone(channel), after, source: ReplaySource::ReplayBuffer }
     }
 
-    /// Up to where the client has everything.
+    /// Position up to which the client has all messages.
     pub(super) fn position(&self) -> Serial {
         match &self.after {
-            After::Place { position, .. } | After::Position { position, .. } => position.clone(),
-            After::Stored(stamp) => Serial::single(stamp.incarnation, stamp.sequence),
+            ReplayPosition::Local { position, .. } | ReplayPosition::Cluster { position, .. } => {
+                position.clone()
+            }
+            ReplayPosition::Stored(stamp) => Serial::single(stamp.incarnation, stamp.sequence),
         }
     }
 
-    /// Where it stands in the channel on this node, of this run.
-    fn place(&self, incarnation: u64) -> Option<Spot> {
+    /// Local offset of the replay, if it has one.
+    fn local_offset(&self, incarnation: u64) -> Option<LocalOffset> {
         match &self.after {
-            After::Place { place, .. } => Some(*place),
-            After::Position { .. } => None,
-            After::Stored(stamp) => {
+            ReplayPosition::Local { offset: place, .. } => Some(*place),
+            ReplayPosition::Cluster { .. } => None,
+            ReplayPosition::Stored(stamp) => {
                 let is_own = stamp.incarnation == incarnation;
-                is_own.then(|| Spot::end(self.channel.place_of(stamp.sequence)))
+                is_own.then(|| LocalOffset::end(self.channel.offset_of(stamp.sequence)))
             }
         }
     }
 
-    /// The client is told a loss when the question has its answer.
-    pub(super) fn waits_for_a_loss(&self) -> bool {
-        matches!(&self.source, Source::Asked(asked) if asked.is_loss)
+    /// True if the client is told a continuity loss when the query is answered.
+    pub(super) fn is_loss_pending(&self) -> bool {
+        matches!(&self.source, ReplaySource::Pending(asked) if asked.is_loss)
     }
 
-    /// The attach that waits for it.
+    /// Takes the attach that waits for the query.
     pub(super) fn take_reply(&mut self) -> Option<AttachReply> {
         match &mut self.source {
-            Source::Asked(asked) => asked.reply.take(),
-            Source::Ring | Source::Stored(_) | Source::Missed(_) | Source::Reading(_) => None,
+            ReplaySource::Pending(asked) => asked.reply.take(),
+            ReplaySource::ReplayBuffer
+            | ReplaySource::Stored(_)
+            | ReplaySource::Peers(_)
+            | ReplaySource::SharedStore(_) => None,
         }
     }
 }
 
-impl Open {
-    /// Up to where it has been given the messages of a channel, while it is given what it missed.
+impl OpenSocket {
+    /// Position up to which a replay has sent the messages of a channel; none without a replay.
     pub(super) fn replay_position(&self, channel: u64) -> Option<Serial> {
         self.replays.iter().find(|replay| replay.channel.number() == channel).map(Replay::position)
     }
 
-    /// The replay whose turn it is. Of pages from the store one is under way at a time.
+    /// Index of the replay whose turn it is. At most one store page is under way at a time.
     fn next_replay(&self) -> Option<usize> {
-        let awaits_page = |replay: &Replay| matches!(&replay.source, Source::Asked(asked) if asked.is_page);
+        let awaits_page =
+            |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(asked) if asked.is_page);
         let awaits_page = self.replays.iter().any(awaits_page);
         self.replays.iter().position(|replay| match &replay.source {
-            Source::Ring | Source::Missed(_) => true,
-            Source::Stored(_) | Source::Reading(_) => !awaits_page,
-            Source::Asked(_) => false,
+            ReplaySource::ReplayBuffer | ReplaySource::Peers(_) => true,
+            ReplaySource::Stored(_) | ReplaySource::SharedStore(_) => !awaits_page,
+            ReplaySource::Pending(_) => false,
         })
     }
 }
 
 impl Shard {
-    /// Tells the client where it stands, after its subscription.
-    pub(super) fn say_attached(
+    /// Sends the client its position in the channel, after subscribing.
+    pub(super) fn send_attached(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         reply: &AttachReply,
-        standing: &Standing,
+        outcome: &AttachOutcome,
     ) {
         let presence = self.set_modes(connection, slot, &reply.channel);
         let mut outputs = Vec::new();
         if let Some(open) = connection.open_mut() {
             let cx = context(&self.services, self.epoch_ms);
-            open.session.attached(cx, reply, standing, presence, &mut outputs);
+            open.session.attached(cx, reply, outcome, presence, &mut outputs);
         }
         self.run_outputs(connection, slot, outputs);
         self.watch_occupancy(connection, slot, &reply.channel);
     }
 
-    /// A replay from the store that begins with a question where to begin.
+    /// Replay from the store, whose start is found by a query.
     pub(super) fn replay_stored(
         &mut self,
-        open: &Open,
+        open: &OpenSocket,
         (slot, generation): (u32, u32),
         channel: &Arc<Channel>,
-        question: Question,
+        question: BacklogQuery,
         reply: Option<AttachReply>,
     ) -> Replay {
         let after = match &question {
-            Question::After { after, .. } => *after,
-            Question::Back { mark, .. } => {
+            BacklogQuery::After { after, .. } => *after,
+            BacklogQuery::Rewind { until_sequence: mark, .. } => {
                 Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
             }
-            Question::Page { place, .. } => place.after,
-            Question::Elsewhere { .. }
-            | Question::BackElsewhere { .. }
-            | Question::Read { .. }
-            | Question::Lost { .. } => channel.mark().own,
+            BacklogQuery::Page { cursor: place, .. } => place.after,
+            BacklogQuery::ClusterAfter { .. }
+            | BacklogQuery::ClusterRewind { .. }
+            | BacklogQuery::SharedPage { .. }
+            | BacklogQuery::ContinuityLost { .. } => channel.position().own,
         };
         let source = self.ask(open, (slot, generation), channel, question, reply);
-        Replay { channel: Arc::clone(channel), after: After::Stored(after), source }
+        Replay { channel: Arc::clone(channel), after: ReplayPosition::Stored(after), source }
     }
 
     pub(super) fn ask(
         &mut self,
-        open: &Open,
+        open: &OpenSocket,
         (slot, generation): (u32, u32),
         channel: &Arc<Channel>,
-        question: Question,
+        question: BacklogQuery,
         reply: Option<AttachReply>,
-    ) -> Source {
+    ) -> ReplaySource {
         self.next_question += 1;
         let ticket = self.next_question;
-        let is_page = matches!(question, Question::Page { .. } | Question::Read { .. });
-        let is_loss = matches!(question, Question::Lost { .. });
-        let asked = Asked { ticket, is_page, is_loss, reply };
+        let is_page = matches!(question, BacklogQuery::Page { .. } | BacklogQuery::SharedPage { .. });
+        let is_loss = matches!(question, BacklogQuery::ContinuityLost { .. });
+        let asked = PendingBacklogQuery { ticket, is_page, is_loss, reply };
         let policy = open.session.principal().account.policy(channel.key().channel());
-        let reply = Reply::new(Arc::clone(&self.handle), slot, generation, ticket);
-        self.services.backlog.ask(Ask { channel: Arc::clone(channel), policy, question, reply });
-        Source::Asked(Box::new(asked))
+        let reply = BacklogResponder::new(Arc::clone(&self.handle), slot, generation, ticket);
+        self.services.backlog.ask(BacklogRequest { channel: Arc::clone(channel), policy, question, reply });
+        ReplaySource::Pending(Box::new(asked))
     }
 
-    /// The connection takes no messages of the channel any more.
-    pub(super) fn end_replay(&mut self, connection: &mut Connection, slot: u32, number: u64) {
+    /// Ends a replay when the connection takes no more messages of the channel.
+    pub(super) fn end_replay(&mut self, connection: &mut SocketConnection, slot: u32, number: u64) {
         let Some(open) = connection.open_mut() else { return };
         let Some(place) = open.replays.iter().position(|replay| replay.channel.number() == number) else {
             return;
@@ -203,20 +216,25 @@ impl Shard {
         let mut replay = open.replays.swap_remove(place);
         let position = self.go_live(slot, &replay);
         if let Some(reply) = replay.take_reply() {
-            // What it missed is messages, which it does not take.
-            self.say_attached(connection, slot, &reply, &Standing { position, resumed: true, warning: None });
+            // Only messages were missed, and this connection takes none now.
+            self.send_attached(
+                connection,
+                slot,
+                &reply,
+                &AttachOutcome { position, resumed: true, warning: None },
+            );
         }
     }
 
-    /// Delivery goes on with what is published from now on.
+    /// Switches to live delivery. Returns the channel's present position.
     pub(super) fn go_live(&mut self, slot: u32, replay: &Replay) -> Serial {
-        let mark = replay.channel.mark();
-        self.subscribers.go_live(replay.channel.number(), slot, mark.place);
+        let mark = replay.channel.position();
+        self.subscribers.go_live(replay.channel.number(), slot, mark.offset);
         mark.serial()
     }
 
-    /// The connection's socket has room for more of what it missed, if it missed something.
-    pub(super) fn want_replay(&mut self, connection: &mut Connection, slot: u32) {
+    /// Schedules the next pull of a connection's replays, if its outbox has space.
+    pub(super) fn schedule_replay(&mut self, connection: &mut SocketConnection, slot: u32) {
         if connection.in_replaying || connection.outbox.bytes() >= LOW_BYTES {
             return;
         }
@@ -239,117 +257,126 @@ impl Shard {
         }
     }
 
-    /// One pull for one of the connection's replays; the others have their turn after it.
-    fn replay(&mut self, connection: &mut Connection, slot: u32) {
+    /// One pull for one of the connection's replays; the others follow in turn.
+    fn replay(&mut self, connection: &mut SocketConnection, slot: u32) {
         if connection.outbox.bytes() >= LOW_BYTES {
             return;
         }
         let generation = connection.generation;
-        let Stage::Open(open) = &mut connection.stage else { return };
+        let ConnectionStage::Open(open) = &mut connection.stage else { return };
         let Some(turn) = open.next_replay() else { return };
         let mut replay = open.replays.remove(turn);
         let incarnation = self.services.hub.incarnation();
-        let place = replay.place(incarnation);
+        let place = replay.local_offset(incarnation);
         let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
-        let source = std::mem::replace(&mut replay.source, Source::Ring);
+        let source = std::mem::replace(&mut replay.source, ReplaySource::ReplayBuffer);
         match (pulled, source) {
             (Some((place, pulled)), _) => {
-                if !matches!(replay.after, After::Place { .. }) {
-                    replay = Replay::from_ring(&replay.channel, place, replay.position(), true);
+                if !matches!(replay.after, ReplayPosition::Local { .. }) {
+                    replay = Replay::from_replay_buffer(&replay.channel, place, replay.position(), true);
                 }
-                replay.source = Source::Ring;
+                replay.source = ReplaySource::ReplayBuffer;
                 self.replay_recent(connection, slot, replay, &pulled);
             }
-            (None, Source::Stored(place)) => {
+            (None, ReplaySource::Stored(place)) => {
                 let format = open.session.format();
                 let without = (!open.echo).then(|| open.session.connection_id());
-                let question = Question::Page { place: *place, format, without };
+                let question = BacklogQuery::Page { cursor: *place, format, without };
                 replay.source = self.ask(open, (slot, generation), &replay.channel, question, None);
                 open.replays.push(replay);
             }
-            (None, Source::Missed(missed)) => self.replay_missed(connection, slot, replay, missed),
-            (None, Source::Reading(reading)) => {
+            (None, ReplaySource::Peers(missed)) => self.replay_missed(connection, slot, replay, missed),
+            (None, ReplaySource::SharedStore(reading)) => {
                 let format = open.session.format();
                 let without = (!open.echo).then(|| open.session.connection_id());
-                let question = Question::Read { reading, format, without };
+                let question = BacklogQuery::SharedPage { reading, format, without };
                 replay.source = self.ask(open, (slot, generation), &replay.channel, question, None);
                 open.replays.push(replay);
             }
-            // It fell behind what is kept.
-            (None, Source::Ring | Source::Asked(_)) if self.services.hub.is_clustered() => {
+            // The replay has fallen behind the replay buffer.
+            (None, ReplaySource::ReplayBuffer | ReplaySource::Pending(_))
+                if self.services.hub.is_clustered() =>
+            {
                 let (channel, position) = (Arc::clone(&replay.channel), replay.position());
                 if position.is_empty() {
-                    return self.lose(connection, slot, &channel);
+                    return self.signal_loss(connection, slot, &channel);
                 }
-                // It was let in to all of this before.
-                let from = (position, channel.mark(), None);
-                let replay = self.replay_of_others(open, (slot, generation), &channel, from, None);
+                // The client had access to all of these messages before.
+                let from = (position, channel.position(), None);
+                let replay = self.replay_from_cluster(open, (slot, generation), &channel, from, None);
                 open.replays.push(replay);
             }
-            (None, Source::Ring | Source::Asked(_)) => {
+            (None, ReplaySource::ReplayBuffer | ReplaySource::Pending(_)) => {
                 let channel = replay.channel;
                 if open.session.principal().account.policy(channel.key().channel()).history {
-                    // It was let in to all of this before.
+                    // The client had access to all of these messages before.
                     let after = match replay.after {
-                        After::Place { position, .. } | After::Position { position, .. } => {
+                        ReplayPosition::Local { position, .. } | ReplayPosition::Cluster { position, .. } => {
                             let sequence = position.sequence_of(incarnation).unwrap_or(0);
                             Stamp { incarnation, sequence }
                         }
-                        After::Stored(after) => after,
+                        ReplayPosition::Stored(after) => after,
                     };
-                    let mark = channel.mark().own.sequence;
-                    let question = Question::After { after, mark, back_ms: None };
+                    let mark = channel.position().own.sequence;
+                    let question = BacklogQuery::After { after, until_sequence: mark, back_ms: None };
                     let stored = self.replay_stored(open, (slot, generation), &channel, question, None);
                     open.replays.push(stored);
                 } else {
-                    self.lose(connection, slot, &channel);
+                    self.signal_loss(connection, slot, &channel);
                 }
             }
         }
         if connection.outbox.is_empty() {
-            self.want_replay(connection, slot);
+            self.schedule_replay(connection, slot);
         }
     }
 
-    fn replay_recent(&mut self, connection: &mut Connection, slot: u32, mut replay: Replay, pulled: &Pulled) {
-        let Stage::Open(open) = &mut connection.stage else { return };
-        let Pulled { deliveries, is_end } = pulled;
+    fn replay_recent(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        mut replay: Replay,
+        pulled: &ReplayPage,
+    ) {
+        let ConnectionStage::Open(open) = &mut connection.stage else { return };
+        let ReplayPage { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let After::Place { place, position, has } = &mut replay.after else { return };
-        let (after, has) = (place.place, has.as_deref());
+        let ReplayPosition::Local { offset: place, position, has } = &mut replay.after else { return };
+        let (after, has) = (place.offset, has.as_deref());
         if let Some(last) = deliveries.last() {
-            place.place = last.place();
-            *position = has.map_or_else(|| last.mark().serial(), |has| last.mark().serial().join(has));
+            place.offset = last.offset();
+            *position =
+                has.map_or_else(|| last.position().serial(), |has| last.position().serial().join(has));
         }
-        let heard = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
+        let eligible = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
         let mut handed = Amount::default();
-        let frames: Vec<Bytes> = heard
-            .filter(|one| has.is_none_or(|has| !one.is_covered(has)))
+        let frames: Vec<Bytes> = eligible
+            .filter(|one| has.is_none_or(|has| !one.is_included_in(has)))
             .map(|one| {
                 handed.add(one.amount_after(after));
                 match has {
                     None => one.frame_after(format, after),
-                    Some(has) => one.frame_beside(format, has),
+                    Some(has) => one.frame_including(format, has),
                 }
             })
             .collect();
         if *is_end {
-            self.subscribers.go_live(replay.channel.number(), slot, place.place);
+            self.subscribers.go_live(replay.channel.number(), slot, place.offset);
         } else {
             open.replays.push(replay);
         }
-        self.hand(connection, slot, frames, handed);
+        self.push_missed(connection, slot, frames, handed);
     }
 
-    /// Puts what was missed into the outbox.
-    pub(super) fn hand(
+    /// Puts missed messages into the outbox.
+    pub(super) fn push_missed(
         &mut self,
-        connection: &mut Connection,
+        connection: &mut SocketConnection,
         slot: u32,
         frames: Vec<Bytes>,
         handed: Amount,
     ) {
-        let Stage::Open(open) = &mut connection.stage else { return };
+        let ConnectionStage::Open(open) = &mut connection.stage else { return };
         connection.outbox.push_replay(frames.into_iter());
         self.metrics.deliveries.increment(handed.count);
         let usage = &open.session.principal().account.usage;
@@ -360,38 +387,43 @@ impl Shard {
         }
     }
 
-    /// An answer of the store.
-    pub(super) fn found(&mut self, slot: u32, generation: u32, ticket: u64, found: Found) {
-        if !self.is_still(slot, generation) {
+    /// Handles the answer to a backlog query.
+    pub(super) fn handle_backlog_response(
+        &mut self,
+        slot: u32,
+        generation: u32,
+        ticket: u64,
+        found: BacklogResponse,
+    ) {
+        if !self.is_current(slot, generation) {
             return;
         }
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
-        self.take_found(&mut connection, slot, ticket, found);
-        self.want_replay(&mut connection, slot);
+        self.apply_backlog_response(&mut connection, slot, ticket, found);
+        self.schedule_replay(&mut connection, slot);
         self.unpause(&mut connection, slot);
         self.slots[slot as usize] = Some(connection);
     }
 
-    fn take_found(&mut self, connection: &mut Connection, slot: u32, ticket: u64, found: Found) {
+    fn apply_backlog_response(
+        &mut self,
+        connection: &mut SocketConnection,
+        slot: u32,
+        ticket: u64,
+        found: BacklogResponse,
+    ) {
         let Some(open) = connection.open_mut() else { return };
-        // Detached meanwhile, it has no use for the answer.
-        let waits =
-            |replay: &Replay| matches!(&replay.source, Source::Asked(asked) if asked.ticket == ticket);
+        // A channel that was detached meanwhile needs no answer.
+        let waits = |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(asked) if asked.ticket == ticket);
         let Some(turn) = open.replays.iter().position(waits) else { return };
         let mut replay = open.replays.remove(turn);
         let reply = replay.take_reply();
         let (place, is_cut, page) = match found {
-            Found::Nothing => return self.give_up(connection, slot, &replay, reply.as_ref()),
-            Found::Recent { after, is_exact } => {
-                return self.replay_recent_of_others(
-                    connection,
-                    slot,
-                    &replay,
-                    reply.as_ref(),
-                    (after, is_exact),
-                );
+            BacklogResponse::Nothing => return self.give_up(connection, slot, &replay, reply.as_ref()),
+            BacklogResponse::Recent { after, is_exact } => {
+                return self.replay_from_buffer(connection, slot, &replay, reply.as_ref(), (after, is_exact));
             }
-            Found::Back { recent, is_cut, is_stored } => {
+            BacklogResponse::RecentRewind { recent, is_cut, is_stored } => {
                 let warning = if is_stored { Some(NOT_READ) } else { cut(&recent, is_cut) };
                 return self.rewind_recent(
                     connection,
@@ -401,38 +433,38 @@ impl Shard {
                     (recent.after, warning),
                 );
             }
-            Found::Elsewhere(missed) => {
-                return self.replay_elsewhere(connection, slot, replay, reply.as_ref(), missed);
+            BacklogResponse::FromPeers(missed) => {
+                return self.begin_missed_replay(connection, slot, replay, reply.as_ref(), missed);
             }
-            Found::Reading { reading, is_cut } => {
-                return self.begin_reading(connection, slot, replay, reply.as_ref(), (reading, is_cut));
+            BacklogResponse::SharedBegin { reading, is_cut } => {
+                return self.begin_shared_replay(connection, slot, replay, reply.as_ref(), (reading, is_cut));
             }
-            Found::Read { frames, amount, reading, is_end } => {
-                self.read_on(connection, replay, reading, is_end);
-                return self.hand(connection, slot, frames, amount);
+            BacklogResponse::SharedPage { frames, amount, reading, is_end } => {
+                self.continue_shared_replay(connection, replay, reading, is_end);
+                return self.push_missed(connection, slot, frames, amount);
             }
-            Found::Begin { place, is_cut } => (place, is_cut, None),
-            Found::Page(page) => (page.place, false, Some((page.frames, page.amount))),
+            BacklogResponse::Begin { cursor: place, is_cut } => (place, is_cut, None),
+            BacklogResponse::Page(page) => (page.cursor, false, Some((page.frames, page.amount))),
         };
-        replay.after = After::Stored(place.after);
+        replay.after = ReplayPosition::Stored(place.after);
         if page.is_none()
             && let Some(subscription) = open.subscription_mut(replay.channel.key().name())
-            && subscription.since != Subscription::NEVER
+            && subscription.since != SocketSubscription::NEVER
         {
             let is_own = place.after.incarnation == self.services.hub.incarnation();
             let since = if is_own { place.after.sequence } else { 0 };
             subscription.since = subscription.since.min(since);
         }
-        replay.source = Source::Stored(Box::new(place));
+        replay.source = ReplaySource::Stored(Box::new(place));
         open.replays.push(replay);
         if let Some(reply) = reply {
             let position = Serial::single(place.after.incarnation, place.after.sequence);
             let warning = is_cut.then_some(CUT_BY_CAPABILITY);
-            let standing = Standing { position, resumed: !reply.is_rewind(), warning };
-            self.say_attached(connection, slot, &reply, &standing);
+            let outcome = AttachOutcome { position, resumed: !reply.is_rewind(), warning };
+            self.send_attached(connection, slot, &reply, &outcome);
         }
         if let Some((frames, amount)) = page {
-            self.hand(connection, slot, frames, amount);
+            self.push_missed(connection, slot, frames, amount);
         }
     }
 }
@@ -441,17 +473,19 @@ impl Shard {
 mod tests {
     use super::*;
     use crate::hub::{Hub, Numbering};
-    use crate::model::{AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, Published};
+    use crate::model::{
+        AccountId, ChannelKey, ChannelName, Clock, ConnectionId, Limits, Message, PublishedMessages,
+    };
 
     const THERE: u64 = 77;
 
-    /// Keeps no recent messages, so that positions of before are not known here any more.
+    /// A hub without replay buffers, so that earlier positions are unknown.
     fn attached() -> (Hub, ChannelKey, Arc<Channel>) {
         let limits = Limits { rings_bytes: 0, ..Limits::default() };
         let hub = Hub::new(Vec::new(), Clock::system(), &limits);
         let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
         let (channel, _) = hub.attach(&key, 0);
-        hub.heard(&key, channel.number(), Stamp { incarnation: THERE, sequence: 5 });
+        hub.learn_peer_sequence(&key, channel.number(), Stamp { incarnation: THERE, sequence: 5 });
         (hub, key, channel)
     }
 
@@ -460,17 +494,25 @@ mod tests {
         hub.publish(key, 1, |Numbering { incarnation, first_sequence: sequence, timestamp_ms }| {
             let message =
                 Message { id: "m".into(), id_given: false, sequence, name: None, data: None, extras: None };
-            Published::new(key.clone(), incarnation, timestamp_ms, from, None, "k".into(), vec![message])
+            PublishedMessages::new(
+                key.clone(),
+                incarnation,
+                timestamp_ms,
+                from,
+                None,
+                "k".into(),
+                vec![message],
+            )
         });
     }
 
     #[test]
     fn client_takes_channel_position_or_keeps_own_if_unknown() {
         let (hub, key, channel) = attached();
-        let before = channel.mark();
-        let at = Spot::end(before.place);
+        let before = channel.position();
+        let at = LocalOffset::end(before.offset);
         let has = Serial::single(THERE, 5);
-        let replay = || Replay::from_ring(&channel, at, has.clone(), true);
+        let replay = || Replay::from_replay_buffer(&channel, at, has.clone(), true);
         assert_eq!(replay().position(), before.serial());
         publish(&hub, &key);
         assert_eq!(channel.position_at(at), Serial::default(), "it is not known any more");
@@ -480,10 +522,11 @@ mod tests {
     #[test]
     fn client_with_part_of_what_follows_gets_joined_position() {
         let (_hub, _key, channel) = attached();
-        let before = channel.mark();
+        let before = channel.position();
         let has = Serial::single(THERE, 7);
-        let replay = Replay::from_ring(&channel, Spot::end(before.place), has.clone(), false);
+        let replay =
+            Replay::from_replay_buffer(&channel, LocalOffset::end(before.offset), has.clone(), false);
         assert_eq!(replay.position(), before.serial().join(&has));
-        assert!(matches!(&replay.after, After::Place { has: Some(kept), .. } if **kept == has));
+        assert!(matches!(&replay.after, ReplayPosition::Local { has: Some(kept), .. } if **kept == has));
     }
 }

@@ -10,31 +10,31 @@ use bytes::Bytes;
 use fanfare_proto::frame::{Format, close, code};
 use fastwebsockets::OpCode;
 
-use super::super::connection::{Connection, Stage};
-use super::super::ring::{Ring, Write, Written};
+use super::super::connection::{ConnectionStage, SocketConnection};
+use super::super::ring::{IoUringWriter, SocketWrite, SocketWriteResult};
 use super::reading::UNREAD_BYTES_MAX;
 use super::{SLICE, Shard};
-use crate::hub::{Delivery, Flush, wire};
+use crate::hub::{Flush, MessageDelivery, wire};
 use crate::model::UsageKind;
 use crate::telemetry::Limit;
 
-/// Connections flushed between two looks at the clock.
+/// Connections that are flushed between two looks at the clock.
 const FLUSH_BATCH: usize = 64;
-/// Fewer connections are written to each by a call of its own.
+/// Number of connections from which on one call writes to all of them.
 const TOGETHER_LEAST: usize = 2;
 
 impl Shard {
     /// Puts the frame into the outbox of every subscriber here.
-    pub(super) fn deliver(&mut self, delivery: &Delivery) {
-        let place = delivery.place();
+    pub(super) fn deliver(&mut self, delivery: &MessageDelivery) {
+        let place = delivery.offset();
         let (mut json, mut msgpack) = (None, None);
         let mut over = Vec::new();
         let (mut count, mut last) = (0, None);
         for subscriber in self.subscribers.deliver(delivery.channel, place) {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
-            let Stage::Open(open) = &connection.stage else { continue };
+            let ConnectionStage::Open(open) = &connection.stage else { continue };
             if !subscriber.messages
-                || place <= subscriber.after_place
+                || place <= subscriber.after_offset
                 || !open.echo && open.session.connection_id() == delivery.connection_id()
             {
                 continue;
@@ -54,7 +54,7 @@ impl Shard {
                 self.dirty.push_back(subscriber.slot);
             }
         }
-        self.pace.handed(count);
+        self.coalescing.handed(count);
         if let Some(slot) = last {
             self.count_deliveries(slot, count, delivery);
         }
@@ -64,25 +64,25 @@ impl Shard {
         }
     }
 
-    /// `slot` is one of the `subscribers` that were served: they are all of one account.
-    fn count_deliveries(&self, slot: u32, subscribers: u64, delivery: &Delivery) {
+    /// Counts the deliveries to `subscribers`. `slot` is one of them: they are all of one account.
+    fn count_deliveries(&self, slot: u32, subscribers: u64, delivery: &MessageDelivery) {
         let messages = subscribers * delivery.count();
         self.metrics.deliveries.increment(messages);
         if let Some(connection) = &self.slots[slot as usize]
-            && let Stage::Open(open) = &connection.stage
+            && let ConnectionStage::Open(open) = &connection.stage
         {
             let usage = &open.session.principal().account.usage;
             usage.count(UsageKind::Deliver, messages, subscribers * delivery.counted_bytes());
         }
     }
 
-    pub(super) fn send_payload(&mut self, connection: &mut Connection, slot: u32, payload: &[u8]) {
+    pub(super) fn send_payload(&mut self, connection: &mut SocketConnection, slot: u32, payload: &[u8]) {
         let Some(open) = connection.open_mut() else { return };
         let frame = payload_frame(open.session.format(), payload);
         self.send(connection, slot, frame);
     }
 
-    pub(super) fn send(&mut self, connection: &mut Connection, slot: u32, frame: Bytes) {
+    pub(super) fn send(&mut self, connection: &mut SocketConnection, slot: u32, frame: Bytes) {
         connection.outbox.push_answer(frame);
         if !connection.in_dirty && connection.blocked_ms.is_none() {
             connection.in_dirty = true;
@@ -90,7 +90,7 @@ impl Shard {
         }
     }
 
-    pub(super) fn send_heartbeat(&mut self, connection: &mut Connection, slot: u32) {
+    pub(super) fn send_heartbeat(&mut self, connection: &mut SocketConnection, slot: u32) {
         let Some(open) = connection.open_mut() else { return };
         let frame = match (open.heartbeat_pings, open.session.format()) {
             (true, _) => wire::frame(OpCode::Ping, b""),
@@ -100,15 +100,14 @@ impl Shard {
         self.send(connection, slot, frame);
     }
 
-    /// Lets the kernel write to many sockets with one call, where it does and the operator has not said no. To be called
-    /// on the thread of the shard.
+    /// Opens a ring with which the kernel writes to many sockets in one call, if the system can. Must be called on the thread of the shard.
     pub(super) fn open_ring(&mut self) {
-        match Ring::new() {
+        match IoUringWriter::new() {
             Ok(ring) => {
                 self.ring = Some(ring);
                 self.metrics.rings.increment(1.0);
             }
-            // Nearly always all of them hear the same.
+            // Nearly always all shards get the same error, so one logs it.
             Err(error) if self.index == 0 => {
                 tracing::info!(%error, "without io_uring: each socket is written to by a call of its own");
             }
@@ -136,14 +135,14 @@ impl Shard {
         }
     }
 
-    /// Begins to write to those of them that can be written to with one call. What was written must be told to
-    /// [`Self::flush_begun`] before anything else is done with its connection.
-    fn write_together(&mut self, slots: &[u32]) -> Vec<Written> {
-        let mut written = vec![Written::NOTHING; slots.len()];
+    /// Starts writes to those connections that one call can serve. Each result must be passed to [`Self::flush_begun`] before any other use
+    /// of its connection.
+    fn write_together(&mut self, slots: &[u32]) -> Vec<SocketWriteResult> {
+        let mut written = vec![SocketWriteResult::NOTHING; slots.len()];
         let Some(ring) = &mut self.ring else { return written };
         let mut dirty = Vec::with_capacity(slots.len());
         for (at, slot) in slots.iter().enumerate() {
-            // A slot stands there twice when its connection has gone since and the next one in it is dirty too.
+            // A slot is in the list twice when its connection has gone since and the next one in it is dirty too.
             let connection = self.slots[*slot as usize].as_deref_mut();
             if connection.is_some_and(|connection| std::mem::take(&mut connection.in_dirty)) {
                 dirty.push((at, slot));
@@ -151,12 +150,12 @@ impl Shard {
         }
         let mut writes = Vec::with_capacity(dirty.len());
         for (at, slot) in dirty {
-            if let Some(Connection { link, outbox, blocked_ms: None, .. }) =
+            if let Some(SocketConnection { link, outbox, blocked_ms: None, .. }) =
                 self.slots[*slot as usize].as_deref()
                 && let Some(socket) = link.plain_socket()
                 && !outbox.is_empty()
             {
-                writes.push(Write { at, socket, outbox });
+                writes.push(SocketWrite { at, socket, outbox });
             }
         }
         if writes.len() < TOGETHER_LEAST {
@@ -170,31 +169,31 @@ impl Shard {
     }
 
     pub(super) fn flush(&mut self, slot: u32) {
-        self.flush_begun(slot, Written::NOTHING);
+        self.flush_begun(slot, SocketWriteResult::NOTHING);
     }
 
-    fn flush_begun(&mut self, slot: u32, written: Written) {
+    fn flush_begun(&mut self, slot: u32, written: SocketWriteResult) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         connection.in_dirty = false;
-        let Connection { outbox, link, .. } = &mut *connection;
-        let Written::Known(begun) = written else {
-            // Its client has what it has, and comes back for the rest.
+        let SocketConnection { outbox, link, .. } = &mut *connection;
+        let SocketWriteResult::Known(begun) = written else {
+            // The client keeps what it has received, and resumes for the rest.
             outbox.leak();
             link.socket.shutdown(Shutdown::Both).ok();
             return self.forget(connection, slot);
         };
-        let flushed = outbox.flush_begun(begun, link);
+        let flushed = outbox.flush_after(begun, link);
         let part = link.take_progress();
         match flushed {
             Ok(Flush::Drained) => {
                 connection.sent_ms = self.now_ms;
                 connection.blocked_ms = None;
                 if connection.has_closed() {
-                    // What the client still sends is read and dropped until it closes too.
+                    // Bytes that the client still sends are read and dropped until it closes too.
                     connection.link.shutdown_write();
                 }
                 self.unpause(&mut connection, slot);
-                self.want_replay(&mut connection, slot);
+                self.schedule_replay(&mut connection, slot);
                 if self.pull_presence(&mut connection, slot) && !connection.in_dirty {
                     connection.in_dirty = true;
                     self.dirty.push_back(slot);
@@ -202,7 +201,7 @@ impl Shard {
             }
             Ok(Flush::Blocked { progress }) => {
                 let progress = progress || part;
-                self.backlogged.is_any = true;
+                self.blocked_scan.is_any = true;
                 if progress {
                     connection.sent_ms = self.now_ms;
                 }
@@ -211,14 +210,14 @@ impl Shard {
                     self.rearm(&mut connection, slot);
                 }
                 self.unpause(&mut connection, slot);
-                self.want_replay(&mut connection, slot);
+                self.schedule_replay(&mut connection, slot);
             }
             Err(_) => return self.forget(connection, slot),
         }
         self.slots[slot as usize] = Some(connection);
     }
 
-    /// Ends a connection that lets more wait than it may; `held_bytes` wait elsewhere.
+    /// Ends a connection whose pending bytes exceed the limit; `held_bytes` wait outside its outbox.
     pub(super) fn check_outbox(&mut self, slot: u32, held_bytes: usize) {
         let Some(mut connection) = self.slots[slot as usize].take() else { return };
         if connection.outbox.live_bytes() + held_bytes > self.services.limits.outbox_bytes {
@@ -227,9 +226,9 @@ impl Shard {
         self.slots[slot as usize] = Some(connection);
     }
 
-    pub(super) fn end_slow(&mut self, connection: &mut Connection, slot: u32, limit: Limit) {
+    pub(super) fn end_slow(&mut self, connection: &mut SocketConnection, slot: u32, limit: Limit) {
         self.metrics.slow.increment(1);
-        connection.outbox.keep_begun();
+        connection.outbox.keep_partial_frame();
         let mut outputs = Vec::new();
         if let Some(open) = connection.open_mut() {
             limit.hit();
@@ -238,9 +237,9 @@ impl Shard {
         self.run_outputs(connection, slot, outputs);
     }
 
-    /// Reading goes on once the client is owed less.
-    pub(super) fn unpause(&mut self, connection: &mut Connection, slot: u32) {
-        let waits = connection.open_mut().is_some_and(|open| !open.session.has_room());
+    /// Resumes reading once fewer answers are pending.
+    pub(super) fn unpause(&mut self, connection: &mut SocketConnection, slot: u32) {
+        let waits = connection.open_mut().is_some_and(|open| !open.session.can_resume_reading());
         if !connection.paused || waits || connection.outbox.answers() > UNREAD_BYTES_MAX {
             return;
         }

@@ -1,4 +1,4 @@
-//! An open store to try, and the messages and questions to try it with.
+//! An open store under test, with messages and queries.
 
 use std::ops::RangeInclusive;
 use std::sync::{Arc, mpsc};
@@ -7,37 +7,38 @@ use std::time::Duration;
 use serde_json::value::RawValue;
 
 use super::super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Nonce, RowKind, StoreError};
-use super::{INCARNATION, Place};
+use super::{INCARNATION, StoreFixture};
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp,
+    AccountId, ChannelKey, ChannelName, ClientId, Clock, ConnectionId, KeyName, Message, PublishedMessages,
+    Stamp,
 };
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An open store with its clock, which stands at `base_ms`.
-pub(super) struct Bench<'a> {
-    pub(super) place: &'a dyn Place,
+/// An open store with a clock set to `base_ms`.
+pub(super) struct ContractStore<'a> {
+    pub(super) fixture: &'a dyn StoreFixture,
     pub(super) store: Arc<dyn HistoryStore>,
     pub(super) clock: Clock,
     pub(super) base_ms: u64,
 }
 
-impl<'a> Bench<'a> {
-    pub(super) fn new(place: &'a dyn Place) -> Self {
+impl<'a> ContractStore<'a> {
+    pub(super) fn new(fixture: &'a dyn StoreFixture) -> Self {
         let base_ms = Clock::system().now_ms();
         let clock = Clock::manual(base_ms);
-        Self { place, store: place.open(&clock), clock, base_ms }
+        Self { fixture, store: fixture.open(&clock), clock, base_ms }
     }
 
     pub(super) fn reopen(self) -> Self {
-        let Self { place, store, clock, base_ms } = self;
+        let Self { fixture: place, store, clock, base_ms } = self;
         store.shutdown();
-        Self { place, store: place.open(&clock), clock, base_ms }
+        Self { fixture: place, store: place.open(&clock), clock, base_ms }
     }
 
     pub(super) fn append(
         &self,
-        published: Arc<Published>,
+        published: Arc<PublishedMessages>,
         retention_hours: Option<u32>,
     ) -> Result<(), StoreError> {
         let (send, receive) = mpsc::channel();
@@ -75,12 +76,12 @@ pub(crate) fn messages(
     key: &ChannelKey,
     timestamp_ms: u64,
     sequences: RangeInclusive<u64>,
-) -> Arc<Published> {
+) -> Arc<PublishedMessages> {
     let messages = sequences.map(|sequence| message(sequence, &format!("m{sequence}"), false));
     published(key, timestamp_ms, messages.collect())
 }
 
-pub(crate) fn with_ids(key: &ChannelKey, timestamp_ms: u64, ids: &[(u64, &str)]) -> Arc<Published> {
+pub(crate) fn with_ids(key: &ChannelKey, timestamp_ms: u64, ids: &[(u64, &str)]) -> Arc<PublishedMessages> {
     let messages = ids.iter().map(|(sequence, id)| message(*sequence, id, true));
     published(key, timestamp_ms, messages.collect())
 }
@@ -89,9 +90,21 @@ pub(crate) fn message(sequence: u64, id: &str, id_given: bool) -> Message {
     Message { id: id.into(), id_given, sequence, name: None, data: raw("null"), extras: None }
 }
 
-pub(crate) fn published(key: &ChannelKey, timestamp_ms: u64, messages: Vec<Message>) -> Arc<Published> {
+pub(crate) fn published(
+    key: &ChannelKey,
+    timestamp_ms: u64,
+    messages: Vec<Message>,
+) -> Arc<PublishedMessages> {
     let IdScope { key, key_name, client_id } = scope(key);
-    Published::new(key, INCARNATION, timestamp_ms, ConnectionId::random(), client_id, key_name, messages)
+    PublishedMessages::new(
+        key,
+        INCARNATION,
+        timestamp_ms,
+        ConnectionId::random(),
+        client_id,
+        key_name,
+        messages,
+    )
 }
 
 pub(crate) fn scope(key: &ChannelKey) -> IdScope {

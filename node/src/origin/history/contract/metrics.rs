@@ -1,18 +1,18 @@
-//! Metric rows: replaced by key, apart by account, gone after their time.
+//! Metric rows: replaced by key, separated by account, removed when they expire.
 
 use std::sync::Arc;
 
-use super::bench::{Bench, wait};
-use super::{DAY_MS, Place, StoreError};
+use super::bench::{ContractStore, wait};
+use super::{DAY_MS, StoreError, StoreFixture};
 use crate::model::{AccountId, Amount, UsageKind};
 use crate::origin::metering::{KEPT_MS, MINUTE_MS, MetricRow};
 
-impl Bench<'_> {
+impl ContractStore<'_> {
     fn put(&self, rows: &[MetricRow]) -> Result<(), StoreError> {
         wait(self.store.put_metrics(rows.to_vec()))
     }
 
-    /// The rows of an account, in an order of the test's own.
+    /// Reads the rows of an account, sorted for the test.
     fn rows(&self, account: &str, from_ms: u64) -> Vec<MetricRow> {
         let mut rows =
             wait(self.store.read_metrics(AccountId::new(account), from_ms, usize::MAX)).expect("read");
@@ -31,8 +31,8 @@ fn row(account: &str, minute_ms: u64, node_id: &str, incarnation: u64, count: u6
     MetricRow { account, minute_ms, node_id, incarnation, kind: UsageKind::Publish, amount }
 }
 
-pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let at = bench.minute(0);
     let first = row("acme", at, "n1", 1, 5);
     let others = [
@@ -52,8 +52,8 @@ pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn Place
     assert_eq!(bench.reopen().rows("acme", 0), expected);
 }
 
-pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let rows: Vec<_> = (0..3 * 24 * 60)
         .step_by(97)
         .map(|back| row("acme", bench.minute(3 * 24 * 60 - back), "n1", 1, back + 1))
@@ -66,9 +66,9 @@ pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn Place) {
     }
 }
 
-pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn Place) {
-    let bench = Bench::new(place);
-    // Two and one in turn, over more than a day, and so in more than one table.
+pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
+    // Two rows and one row in turn, over more than a day, so that they span several tables.
     let rows: Vec<_> = (0..30)
         .flat_map(|number| {
             let at = bench.minute(60 * (30 - number));
@@ -95,8 +95,8 @@ pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn Place) {
     }
 }
 
-pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let at = bench.minute(0);
     let long = "n".repeat(300);
     for account in ["a", "aa", "b", "a-b"] {
@@ -110,8 +110,8 @@ pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn Place) {
     assert_eq!(bench.rows("c", 0), []);
 }
 
-pub(in super::super) fn metric_rows_are_kept_for_their_time(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn metric_rows_are_kept_for_their_time(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let kept = row("acme", bench.minute(KEPT_MS / MINUTE_MS), "n1", 1, 1);
     let gone = row("acme", bench.minute((KEPT_MS + 2 * DAY_MS) / MINUTE_MS), "n1", 1, 1);
     bench.put(&[kept.clone(), gone]).expect("stored");
@@ -119,8 +119,8 @@ pub(in super::super) fn metric_rows_are_kept_for_their_time(place: &dyn Place) {
     assert_eq!(bench.rows("acme", 0), [kept]);
 }
 
-pub(in super::super) fn metric_rows_after_shutdown(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn metric_rows_after_shutdown(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let rows = [row("acme", bench.minute(0), "n1", 1, 1)];
     let queued = bench.store.put_metrics(rows.to_vec());
     bench.store.shutdown();

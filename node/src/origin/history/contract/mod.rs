@@ -1,24 +1,25 @@
-//! What every history store must do, as tests over any implementation: `contract_tests!(make_a_place)`.
+//! Contract of every history store, as tests over any implementation: `contract_tests!(make_a_place)`.
 
 mod bench;
+mod incarnations;
 mod metrics;
 mod presence;
 mod queues;
 mod revocations;
-mod runs;
 
 use std::sync::{Arc, mpsc};
 
 use fanfare_proto::serial::Serial;
 
-use super::{Direction, HistoryPage, HistoryQuery, HistoryStore, IdScope, Position, StoreError};
-use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, Published, Stamp};
+use super::{Direction, HistoryPage, HistoryPosition, HistoryQuery, HistoryStore, IdScope, StoreError};
+use crate::model::{ClientId, Clock, ConnectionId, KeyName, Message, PublishedMessages, Stamp};
 
-use bench::Bench;
+use bench::ContractStore;
 pub(super) use bench::{
     PATIENCE, channel, message, messages, nonce, published, query, raw, scope, sequences, stamp, wait,
     with_ids,
 };
+pub(super) use incarnations::{pages_in_bytes, the_runs_before_are_known};
 pub(super) use metrics::{
     metric_rows_after_shutdown, metric_rows_are_kept_for_their_time, metric_rows_begin_at_their_minute,
     metric_rows_end_with_a_whole_minute, metric_rows_of_accounts_never_meet,
@@ -32,11 +33,10 @@ pub(super) use queues::{of_changes_at_once_one_is_made, queues_change_by_their_r
 pub(super) use revocations::{
     revocations_end_with_the_last_token, revocations_merge_and_survive_reopening, revocations_of_many_at_once,
 };
-pub(super) use runs::{pages_in_bytes, the_runs_before_are_known};
 
-/// Where a store keeps its rows; opened again it finds what was stored.
-pub(super) trait Place {
-    /// With an idempotency window of `WINDOW_MS`. The store opened before has been shut down.
+/// Storage location of a store; a store opened again on it finds the rows.
+pub(super) trait StoreFixture {
+    /// Opens the store with an idempotency window of `WINDOW_MS`. The store opened before has been shut down.
     fn open(&self, clock: &Clock) -> Arc<dyn HistoryStore>;
 }
 
@@ -71,10 +71,10 @@ pub(super) const WINDOW_MS: u64 = 120_000;
 const DAY_MS: u64 = 24 * 3_600_000;
 pub(super) const INCARNATION: u64 = 0xfa_fa;
 
-pub(super) fn append_then_read(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn append_then_read(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "orders:1");
-    let published = Published::new(
+    let published = PublishedMessages::new(
         key.clone(),
         INCARNATION,
         bench.base_ms,
@@ -99,14 +99,14 @@ pub(super) fn append_then_read(place: &dyn Place) {
     );
     assert_eq!(page.rows.len(), 1);
     assert_eq!(&*page.rows[0].json, expected);
-    let position = Position { timestamp_ms: bench.base_ms, sequence: 4, incarnation: INCARNATION };
+    let position = HistoryPosition { timestamp_ms: bench.base_ms, sequence: 4, incarnation: INCARNATION };
     assert_eq!(page.rows[0].position, position);
     assert_eq!(page.next, None);
     assert_eq!(bench.read(query(&channel("acme", "orders:2"))), HistoryPage::default());
 }
 
-pub(super) fn newest_first_within_one_millisecond(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn newest_first_within_one_millisecond(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=3), Some(72)).expect("stored");
     bench.append(messages(&key, bench.base_ms, 4..=4), Some(72)).expect("stored");
@@ -115,8 +115,8 @@ pub(super) fn newest_first_within_one_millisecond(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(query(&key))), newest_first);
 }
 
-pub(super) fn pages_stay_stable_while_writing(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn pages_stay_stable_while_writing(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=5), Some(72)).expect("stored");
     let first = bench.read(HistoryQuery { limit: 2, ..query(&key) });
@@ -132,8 +132,8 @@ pub(super) fn pages_stay_stable_while_writing(place: &dyn Place) {
     assert_eq!(bench.read(HistoryQuery { limit: 0, ..query(&key) }), HistoryPage::default());
 }
 
-pub(super) fn pages_forwards(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn pages_forwards(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     for sequence in 1..=7 {
         bench
@@ -154,8 +154,8 @@ pub(super) fn pages_forwards(place: &dyn Place) {
     assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7]);
 }
 
-pub(super) fn start_and_end(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn start_and_end(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     for sequence in 0..10 {
         bench
@@ -175,15 +175,16 @@ pub(super) fn start_and_end(place: &dyn Place) {
     assert!(between(Some(7), Some(6), Direction::Forwards).is_empty());
     let none = bench.read(HistoryQuery { end_ms: Some(0), ..query(&key) });
     assert_eq!(none, HistoryPage::default());
-    let cursor = Some(Position { timestamp_ms: bench.base_ms + 5, sequence: 5, incarnation: INCARNATION });
+    let cursor =
+        Some(HistoryPosition { timestamp_ms: bench.base_ms + 5, sequence: 5, incarnation: INCARNATION });
     let cut = bench.read(HistoryQuery { cursor, start_ms: Some(bench.base_ms + 4), ..query(&key) });
     assert_eq!(sequences(&cut), [4]);
     let outside = bench.read(HistoryQuery { cursor, start_ms: Some(bench.base_ms + 6), ..query(&key) });
     assert_eq!(outside, HistoryPage::default());
 }
 
-pub(super) fn across_days_and_retentions(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn across_days_and_retentions(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let midnight_ms = bench.base_ms - bench.base_ms % DAY_MS;
     let rows = [
@@ -207,8 +208,8 @@ pub(super) fn across_days_and_retentions(place: &dyn Place) {
     assert_eq!((sequences(&first), sequences(&second)), (vec![6, 5, 4], vec![3, 2, 1]));
 }
 
-pub(super) fn retention_cut(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn retention_cut(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let old_ms = bench.base_ms - 2 * DAY_MS;
     bench.append(messages(&key, old_ms, 1..=1), Some(1)).expect("stored");
@@ -216,7 +217,7 @@ pub(super) fn retention_cut(place: &dyn Place) {
     let oldest_ms = bench.base_ms;
     assert_eq!(sequences(&bench.read(HistoryQuery { oldest_ms, ..query(&key) })), [2]);
     if bench.store.is_shared() {
-        // Its rows end by themselves, once the time has passed.
+        // Rows of a shared store expire by themselves once the time has passed.
         return;
     }
     bench.store.sweep(bench.base_ms).expect("swept");
@@ -225,10 +226,10 @@ pub(super) fn retention_cut(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(query(&key))), [2], "and does not come back");
 }
 
-pub(super) fn until_leaves_out_what_is_live(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn until_leaves_out_what_is_live(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
-    let of_another = Published::new(
+    let of_another = PublishedMessages::new(
         key.clone(),
         INCARNATION + 1,
         bench.base_ms,
@@ -250,20 +251,20 @@ pub(super) fn until_leaves_out_what_is_live(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(nothing_yet)), [50]);
 }
 
-pub(super) fn what_is_settled_is_read(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn what_is_settled_is_read(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
-    wait(bench.store.settled()).expect("nothing to wait for");
+    wait(bench.store.flush()).expect("nothing to wait for");
     for round in 0..50 {
         let sequences = round * 20 + 1..=round * 20 + 20;
         bench.store.append(messages(&key, bench.base_ms, sequences), Some(72), Box::new(|_| {}));
-        wait(bench.store.settled()).expect("settled");
+        wait(bench.store.flush()).expect("settled");
         assert_eq!(bench.read(query(&key)).rows.len() as u64, round * 20 + 20);
     }
 }
 
-pub(super) fn reads_have_no_side_effects(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn reads_have_no_side_effects(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=4), Some(72)).expect("stored");
     let before = bench.read(query(&key));
@@ -272,8 +273,8 @@ pub(super) fn reads_have_no_side_effects(place: &dyn Place) {
     assert_eq!(bench.read(query(&key)), before);
 }
 
-pub(super) fn accounts_never_meet(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn accounts_never_meet(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let keys = [
         channel("a", "b:c"),
         channel("a:b", "c"),
@@ -298,9 +299,9 @@ pub(super) fn accounts_never_meet(place: &dyn Place) {
     }
 }
 
-pub(super) fn history_survives_reopening(place: &dyn Place) {
+pub(super) fn history_survives_reopening(place: &dyn StoreFixture) {
     let key = channel("acme", "a");
-    let bench = Bench::new(place);
+    let bench = ContractStore::new(place);
     let base_ms = bench.base_ms;
     bench.append(messages(&key, base_ms, 1..=3), Some(72)).expect("stored");
     let before = bench.read(query(&key));
@@ -310,17 +311,17 @@ pub(super) fn history_survives_reopening(place: &dyn Place) {
     assert_eq!(sequences(&bench.reopen().read(query(&key))), [4, 3, 2, 1]);
 }
 
-pub(super) fn the_clock_is_raised_over_what_is_stored(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn the_clock_is_raised_over_what_is_stored(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let (future_ms, key) = (bench.base_ms + DAY_MS, channel("acme", "a"));
     bench.append(messages(&key, future_ms, 1..=1), Some(72)).expect("stored");
     bench.append(messages(&key, bench.base_ms, 2..=2), Some(72)).expect("stored");
-    let bench = Bench { clock: Clock::manual(1_000), ..bench }.reopen();
+    let bench = ContractStore { clock: Clock::manual(1_000), ..bench }.reopen();
     assert!(bench.clock.stamp_ms(&key) > future_ms);
 }
 
-pub(super) fn callbacks_come_in_order(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn callbacks_come_in_order(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=2_000 {
@@ -335,8 +336,8 @@ pub(super) fn callbacks_come_in_order(place: &dyn Place) {
     assert_eq!(bench.read(HistoryQuery { limit: 5_000, ..query(&key) }).rows.len(), 2_000);
 }
 
-pub(super) fn ids_within_the_window(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn ids_within_the_window(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x"), (2, "y")]), Some(72)).expect("stored");
     let (x, y) = (Some(stamp(1)), Some(stamp(2)));
@@ -353,8 +354,8 @@ pub(super) fn ids_within_the_window(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(query(&key))), [3, 2, 1], "ids are swept, messages stay");
 }
 
-pub(super) fn ids_belong_to_their_scope(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn ids_belong_to_their_scope(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x")]), Some(72)).expect("stored");
     let own = scope(&key);
@@ -371,8 +372,8 @@ pub(super) fn ids_belong_to_their_scope(place: &dyn Place) {
     assert_eq!(bench.find(own, &["x"]), [Some(stamp(1))]);
 }
 
-pub(super) fn ids_without_history(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn ids_without_history(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "cursor:1");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x")]), None).expect("remembered");
     bench.append(messages(&key, bench.base_ms, 2..=2), None).expect("nothing to store");
@@ -380,9 +381,9 @@ pub(super) fn ids_without_history(place: &dyn Place) {
     assert_eq!(bench.read(query(&key)), HistoryPage::default());
 }
 
-/// Whoever publishes in the callback of its lookup never stores an id twice, however many do so at once.
-pub(super) fn ids_while_being_written(place: &dyn Place) {
-    let bench = Bench::new(place);
+/// Publishers that publish in the callback of their lookup never store an id twice, however many do so at once.
+pub(super) fn ids_while_being_written(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=20 {
@@ -403,10 +404,10 @@ pub(super) fn ids_while_being_written(place: &dyn Place) {
     assert_eq!(sequences(&bench.read(query(&key))), [1]);
 }
 
-pub(super) fn lookups_are_first_in_first_out(place: &dyn Place) {
-    /// Two of three wait for each other, and a busy database takes a tenth of a second for one.
+pub(super) fn lookups_are_first_in_first_out(place: &dyn StoreFixture) {
+    /// Number of lookups. Two of three wait for each other, and a busy database takes a tenth of a second for one.
     const LOOKUPS: usize = 150;
-    let bench = Bench::new(place);
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for number in 0..LOOKUPS {
@@ -422,8 +423,8 @@ pub(super) fn lookups_are_first_in_first_out(place: &dyn Place) {
     }
 }
 
-pub(super) fn nonce_twice(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn nonce_twice(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let (claimed, now_ms) = (nonce("k1", bench.base_ms, "0123456789abcdef"), bench.base_ms);
     assert_eq!(bench.claim(&claimed), Ok(true));
     assert_eq!(bench.claim(&claimed), Ok(false));
@@ -436,17 +437,17 @@ pub(super) fn nonce_twice(place: &dyn Place) {
     assert_eq!(bench.claim(&claimed), Ok(false), "also after a sweep");
 }
 
-pub(super) fn nonce_over_reopening(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn nonce_over_reopening(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let claimed = nonce("k1", bench.base_ms, "0123456789abcdef");
     assert_eq!(bench.claim(&claimed), Ok(true));
     let bench = bench.reopen();
     assert_eq!(bench.claim(&claimed), Ok(false));
 }
 
-pub(super) fn nonce_claimed_by_many_at_once(place: &dyn Place) {
+pub(super) fn nonce_claimed_by_many_at_once(place: &dyn StoreFixture) {
     const NONCES: usize = 20;
-    let bench = Bench::new(place);
+    let bench = ContractStore::new(place);
     let claim = |number: usize| {
         let nonce = nonce("k1", bench.base_ms, &format!("0123456789abcdef{number}"));
         wait(bench.store.claim_nonce(nonce))
@@ -459,7 +460,7 @@ pub(super) fn nonce_claimed_by_many_at_once(place: &dyn Place) {
     for number in 0..NONCES {
         let answers = || claims.iter().map(|claims| &claims[number]);
         let winners = answers().filter(|answer| **answer == Ok(true)).count();
-        // Who is not told may have won, and a store that others share may not get to say so.
+        // A caller without an answer may have won, and a shared store may fail to answer.
         let untold = answers().find(|answer| answer.is_err());
         assert!(untold.is_none() || bench.store.is_shared(), "{untold:?}");
         assert!(winners == 1 || winners == 0 && untold.is_some(), "{winners} of {number}, {untold:?}");
@@ -468,8 +469,8 @@ pub(super) fn nonce_claimed_by_many_at_once(place: &dyn Place) {
     }
 }
 
-pub(super) fn after_shutdown_nothing_is_taken(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(super) fn after_shutdown_nothing_is_taken(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=100 {
@@ -484,6 +485,6 @@ pub(super) fn after_shutdown_nothing_is_taken(place: &dyn Place) {
     let late = bench.claim(&nonce("k1", bench.base_ms, "0123456789abcdef"));
     assert_eq!(late, Err(StoreError::ShutDown));
     assert_eq!(wait(bench.store.read(query(&key))), Err(StoreError::ShutDown));
-    assert_eq!(wait(bench.store.settled()), Err(StoreError::ShutDown));
+    assert_eq!(wait(bench.store.flush()), Err(StoreError::ShutDown));
     bench.store.shutdown();
 }

@@ -1,13 +1,13 @@
-//! Presence events: rows of their own, that no message ever stands among.
+//! Presence events: rows of their own, separate from messages.
 
 use std::sync::{Arc, mpsc};
 
-use super::super::{Direction, HistoryPage, HistoryQuery, Position, RowKind, StoreError};
-use super::bench::{Bench, PATIENCE, channel, messages, query, raw, sequences};
-use super::{DAY_MS, INCARNATION, Place};
+use super::super::{Direction, HistoryPage, HistoryPosition, HistoryQuery, RowKind, StoreError};
+use super::bench::{ContractStore, PATIENCE, channel, messages, query, raw, sequences};
+use super::{DAY_MS, INCARNATION, StoreFixture};
 use crate::model::{
-    ChannelKey, ClientId, ConnectionId, FormerMember, MemberId, PresenceAction, PresenceEvent, PresenceStamp,
-    Stamp,
+    ChannelKey, ClientId, ConnectionId, MemberId, PresenceAction, PresenceEvent, PresenceStamp,
+    RestoredMember, Stamp,
 };
 
 fn member(client_id: &str) -> MemberId {
@@ -34,7 +34,7 @@ fn event_of(
     PresenceEvent::new(key.clone(), member, 9, action, data, stamp)
 }
 
-impl Bench<'_> {
+impl ContractStore<'_> {
     fn append_presence(
         &self,
         event: Arc<PresenceEvent>,
@@ -51,8 +51,8 @@ fn presence_query(key: &ChannelKey) -> HistoryQuery {
     HistoryQuery { kind: RowKind::Presence, ..query(key) }
 }
 
-pub(in super::super) fn presence_beside_messages(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn presence_beside_messages(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let (key, other) = (channel("acme", "a"), channel("other", "a"));
     bench.append(messages(&key, bench.base_ms, 1..=3), Some(72)).expect("stored");
     for (sequence, action) in
@@ -75,7 +75,7 @@ pub(in super::super) fn presence_beside_messages(place: &dyn Place) {
     assert_eq!(bench.read(presence_query(&other)), HistoryPage::default());
 
     let first = bench.read(HistoryQuery { limit: 2, ..presence_query(&key) });
-    let position = Position { timestamp_ms: timestamp, sequence: 2, incarnation: INCARNATION };
+    let position = HistoryPosition { timestamp_ms: timestamp, sequence: 2, incarnation: INCARNATION };
     assert_eq!((sequences(&first), first.next), (vec![3, 2], Some(position)));
     let rest = bench.read(HistoryQuery { limit: 2, cursor: first.next, ..presence_query(&key) });
     assert_eq!((sequences(&rest), rest.next), (vec![1], None));
@@ -86,8 +86,8 @@ pub(in super::super) fn presence_beside_messages(place: &dyn Place) {
     assert_eq!(sequences(&bench.reopen().read(presence_query(&key))), [3, 2, 1]);
 }
 
-pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let old_ms = bench.base_ms - 2 * DAY_MS;
     bench.append_presence(event(&key, old_ms, 1, PresenceAction::Enter), 1).expect("stored");
@@ -95,20 +95,20 @@ pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn Place) 
     let kept = HistoryQuery { oldest_ms: bench.base_ms, ..presence_query(&key) };
     assert_eq!(sequences(&bench.read(kept)), [2]);
     if bench.store.is_shared() {
-        // Its rows end by themselves, once the time has passed.
+        // Rows of a shared store expire by themselves once the time has passed.
         return;
     }
     bench.store.sweep(bench.base_ms).expect("swept");
     assert_eq!(sequences(&bench.read(presence_query(&key))), [2]);
 }
 
-impl Bench<'_> {
-    /// Who was present, as channel, name, connection, data and time.
-    fn former_members(&self) -> Vec<String> {
-        let mut members = self.store.former_members().expect("read");
+impl ContractStore<'_> {
+    /// Lists the stored members as channel, name, connection, data and time.
+    fn stored_member_texts(&self) -> Vec<String> {
+        let mut members = self.store.stored_members().expect("read");
         members.sort_by(|one, other| (&one.key, &one.member).cmp(&(&other.key, &other.member)));
-        let text = |former: FormerMember| {
-            let FormerMember { key, member, epoch, data, timestamp_ms } = former;
+        let text = |stored: RestoredMember| {
+            let RestoredMember { key, member, epoch, data, timestamp_ms } = stored;
             assert_eq!(epoch, 9);
             assert_eq!(member.connection_id, ConnectionId::from_bytes([7; 16]));
             let data = data.as_ref().map_or("-", |data| data.get());
@@ -119,10 +119,10 @@ impl Bench<'_> {
     }
 }
 
-pub(in super::super) fn members_are_known_until_they_leave(place: &dyn Place) {
+pub(in super::super) fn members_are_known_until_they_leave(place: &dyn StoreFixture) {
     use PresenceAction::{Enter, Leave, Update};
-    let bench = Bench::new(place);
-    assert_eq!(bench.former_members(), Vec::<String>::new());
+    let bench = ContractStore::new(place);
+    assert_eq!(bench.stored_member_texts(), Vec::<String>::new());
     let [a, b, other] = [("acme", "a"), ("acme", "b"), ("other", "a")].map(|(one, two)| channel(one, two));
     let (ann, bob) = (member("ann"), member("b\u{e9}\"b"));
     let later_ms = bench.base_ms + 4;
@@ -143,15 +143,15 @@ pub(in super::super) fn members_are_known_until_they_leave(place: &dyn Place) {
     bench.append_presence(event, 72).expect("stored");
     let expected = ["acme a ann 2 4", "acme a b\u{e9}\"b null 0", "acme b ann - 0", "other a ann [ 1] 0"];
     let bench = bench.reopen();
-    assert_eq!(bench.former_members(), expected);
+    assert_eq!(bench.stored_member_texts(), expected);
     assert_eq!(bench.read(presence_query(&b)), HistoryPage::default(), "no event was to be stored");
     bench.store.sweep(bench.base_ms + 10 * DAY_MS).expect("swept");
-    assert_eq!(bench.reopen().former_members(), expected, "however long they stay");
+    assert_eq!(bench.reopen().stored_member_texts(), expected, "however long they stay");
 }
 
-/// Written in one group, of which the last is what counts.
-pub(in super::super) fn members_that_change_at_once(place: &dyn Place) {
-    let bench = Bench::new(place);
+/// Changes of a member in one write group, of which the last one counts.
+pub(in super::super) fn members_that_change_at_once(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     let actions = [PresenceAction::Enter, PresenceAction::Update, PresenceAction::Leave];
@@ -168,5 +168,5 @@ pub(in super::super) fn members_that_change_at_once(place: &dyn Place) {
         assert_eq!(receive.recv_timeout(PATIENCE).expect("answered"), Ok(()));
     }
     // The number 2 000 is the third of three, and the first of two.
-    assert_eq!(bench.reopen().former_members(), ["acme a here 2000 0"]);
+    assert_eq!(bench.reopen().stored_member_texts(), ["acme a here 2000 0"]);
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::Place;
-use super::bench::{Bench, wait};
+use super::StoreFixture;
+use super::bench::{ContractStore, wait};
 use crate::model::AccountId;
 use crate::origin::history::StoredQueues;
 
@@ -11,12 +11,12 @@ fn row(account: &str, revision: u64, definitions: &str) -> StoredQueues {
     StoredQueues { account: AccountId::new(account), revision, definitions: definitions.into() }
 }
 
-fn stored(bench: &Bench<'_>) -> Vec<StoredQueues> {
+fn stored(bench: &ContractStore<'_>) -> Vec<StoredQueues> {
     changed(bench, &[])
 }
 
 /// Rows whose revisions are not these.
-fn changed(bench: &Bench<'_>, known: &[(&str, u64)]) -> Vec<StoredQueues> {
+fn changed(bench: &ContractStore<'_>, known: &[(&str, u64)]) -> Vec<StoredQueues> {
     let known: HashMap<_, _> =
         known.iter().map(|(account, revision)| (AccountId::new(account), *revision)).collect();
     let mut rows = bench.store.queues(&known).expect("read");
@@ -24,10 +24,10 @@ fn changed(bench: &Bench<'_>, known: &[(&str, u64)]) -> Vec<StoredQueues> {
     rows
 }
 
-pub(crate) fn queues_change_by_their_revision(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(crate) fn queues_change_by_their_revision(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     assert_eq!(stored(&bench), []);
-    let put = |bench: &Bench<'_>, row| wait(bench.store.put_queues(row)).expect("durable");
+    let put = |bench: &ContractStore<'_>, row| wait(bench.store.put_queues(row)).expect("durable");
     assert!(!put(&bench, row("a", 2, "early")), "there is no revision 1");
     assert!(put(&bench, row("a", 1, "one")));
     assert!(!put(&bench, row("a", 1, "again")), "there is a revision 1");
@@ -46,8 +46,8 @@ pub(crate) fn queues_change_by_their_revision(place: &dyn Place) {
     assert_eq!(changed(&bench, &[("c", 1)]), expected);
 }
 
-pub(crate) fn of_changes_at_once_one_is_made(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(crate) fn of_changes_at_once_one_is_made(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let texts: Vec<String> = (0..8).map(|number| format!("change {number}")).collect();
     let puts: Vec<_> = texts.iter().map(|text| bench.store.put_queues(row("a", 1, text))).collect();
     let made: Vec<bool> = puts.into_iter().map(|put| wait(put).expect("durable")).collect();

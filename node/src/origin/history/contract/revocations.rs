@@ -1,10 +1,10 @@
 //! Revocations of tokens.
 
-use super::bench::{Bench, wait};
-use super::{DAY_MS, Place};
+use super::bench::{ContractStore, wait};
+use super::{DAY_MS, StoreFixture};
 use crate::model::{ClientId, KeyName, Revocation};
 
-/// The longest life of a token, and what a signer's clock may be ahead.
+/// Longest lifetime of a token plus the allowed clock skew of a signer.
 const KEPT_MS: u64 = 48 * 3_600_000 + 120_000;
 
 fn revocation(key_name: &str, client_id: Option<&str>, issued_before_ms: u64) -> Revocation {
@@ -12,14 +12,14 @@ fn revocation(key_name: &str, client_id: Option<&str>, issued_before_ms: u64) ->
     Revocation { key_name: KeyName::from(key_name), client_id, issued_before_ms }
 }
 
-fn revoke(bench: &Bench<'_>, revocations: &[Revocation]) {
+fn revoke(bench: &ContractStore<'_>, revocations: &[Revocation]) {
     for revocation in revocations {
         wait(bench.store.revoke_tokens(revocation.clone())).expect("durable");
     }
 }
 
-/// What a token of this key and clientId is held against, in milliseconds after `base_ms`.
-fn latest(bench: &Bench<'_>, key_name: &str, client_id: &str) -> Option<u64> {
+/// Latest revocation that applies to a token of this key and clientId, in milliseconds after `base_ms`.
+fn latest(bench: &ContractStore<'_>, key_name: &str, client_id: &str) -> Option<u64> {
     let all = bench.store.revoked_tokens().expect("read");
     let covers = |revocation: &&Revocation| {
         let of = revocation.client_id.as_ref();
@@ -29,15 +29,15 @@ fn latest(bench: &Bench<'_>, key_name: &str, client_id: &str) -> Option<u64> {
     latest.map(|at_ms| at_ms + DAY_MS - bench.base_ms)
 }
 
-pub(crate) fn revocations_merge_and_survive_reopening(place: &dyn Place) {
-    let bench = Bench::new(place);
-    // Over a midnight, so that one key has rows of several days.
+pub(crate) fn revocations_merge_and_survive_reopening(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
+    // Around midnight, so that one key has rows of several days.
     let (old, new) = (bench.base_ms - DAY_MS, bench.base_ms);
     assert_eq!(bench.store.revoked_tokens(), Ok(Vec::new()));
     revoke(&bench, &[revocation("k1", Some("ann"), new), revocation("k1", Some("ann"), old)]);
     revoke(&bench, &[revocation("k1", Some("bob"), old), revocation("k1", Some("bob"), old + 1)]);
     revoke(&bench, &[revocation("k1x", None, old + 5), revocation("k", Some("1ann"), old + 6)]);
-    let check = |bench: &Bench<'_>| {
+    let check = |bench: &ContractStore<'_>| {
         assert_eq!(latest(bench, "k1", "ann"), Some(DAY_MS), "the latest counts, not the last");
         assert_eq!(latest(bench, "k1", "bob"), Some(1));
         assert_eq!(latest(bench, "k1", "eve"), None);
@@ -57,8 +57,8 @@ pub(crate) fn revocations_merge_and_survive_reopening(place: &dyn Place) {
     assert_eq!(of_key.iter().filter(|revocation| *revocation.key_name == *"k1").count(), 1, "{of_key:?}");
 }
 
-pub(crate) fn revocations_of_many_at_once(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(crate) fn revocations_of_many_at_once(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     let base_ms = bench.base_ms - DAY_MS;
     let answers: Vec<_> = (0..1_000_u64)
         .map(|i| {
@@ -77,13 +77,13 @@ pub(crate) fn revocations_of_many_at_once(place: &dyn Place) {
     }
 }
 
-pub(crate) fn revocations_end_with_the_last_token(place: &dyn Place) {
-    let bench = Bench::new(place);
+pub(crate) fn revocations_end_with_the_last_token(place: &dyn StoreFixture) {
+    let bench = ContractStore::new(place);
     revoke(&bench, &[revocation("k1", None, bench.base_ms)]);
     bench.store.sweep(bench.base_ms + KEPT_MS - 1).expect("swept");
     assert_eq!(latest(&bench, "k1", "ann"), Some(DAY_MS));
     if bench.store.is_shared() {
-        // Its rows end by themselves, once the time has passed.
+        // Rows of a shared store expire by themselves once the time has passed.
         return;
     }
     bench.store.sweep(bench.base_ms + KEPT_MS + 2 * DAY_MS).expect("swept");

@@ -1,4 +1,4 @@
-//! Client-given message ids: those being written, those stored, and the thread that looks them up.
+//! Client-given message ids: pending ones, stored ones, and the thread that looks them up.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
@@ -10,41 +10,41 @@ use fjall::{OwnedWriteBatch, Slice};
 use parking_lot::{Condvar, Mutex};
 
 use crate::model::{ChannelKey, ClientId, Clock, Stamp};
-use crate::origin::history::{FoundIds, IdScope, StoreError};
+use crate::origin::history::{IdLookupCallback, IdScope, StoreError};
 use crate::telemetry::{StoreOperation, StoreTimes};
 
-use super::partitions::{Kind, Partition, Partitions};
-use super::queue::{Queue, Weight};
+use super::partitions::{Partition, PartitionKind, Partitions};
+use super::queue::{DiskQueue, QueueWeight};
 use super::{failed, keys};
 
-/// Partitions narrower than this would cost more to make than they save.
+/// Narrowest partition of ids; narrower ones would cost more to create than they save.
 const WIDTH_MS_MIN: u64 = 60_000;
 
-pub(super) struct Remembered {
+pub(super) struct IdRow {
     pub(super) key: Slice,
     pub(super) stamp: Stamp,
 }
 
-/// Ids handed to `append` and not yet on the disk.
+/// Ids that were handed to `append` and are not on the disk yet.
 pub(super) struct PendingIds {
-    ids: Mutex<HashMap<Slice, Pending>>,
+    ids: Mutex<HashMap<Slice, EmbeddedPendingId>>,
     settled: Condvar,
-    finder: Arc<Queue<Find>>,
+    finder: Arc<DiskQueue<FinderRequest>>,
 }
 
 #[derive(Default)]
-struct Pending {
+struct EmbeddedPendingId {
     writes: usize,
-    /// Whose first lookup waits. An id belongs to one lane.
-    awaited_by: Option<Lane>,
+    /// Queue whose first lookup waits for the id. An id belongs to one queue.
+    awaited_by: Option<EmbeddedLookupKey>,
 }
 
 impl PendingIds {
-    pub(super) fn new(finder: Arc<Queue<Find>>) -> Self {
+    pub(super) fn new(finder: Arc<DiskQueue<FinderRequest>>) -> Self {
         Self { ids: Mutex::default(), settled: Condvar::new(), finder }
     }
 
-    pub(super) fn add(&self, added: &[Remembered]) {
+    pub(super) fn add(&self, added: &[IdRow]) {
         if added.is_empty() {
             return;
         }
@@ -54,7 +54,7 @@ impl PendingIds {
         }
     }
 
-    pub(super) fn settle(&self, settled: &[Remembered]) {
+    pub(super) fn settle(&self, settled: &[IdRow]) {
         if settled.is_empty() {
             return;
         }
@@ -65,14 +65,14 @@ impl PendingIds {
             if pending.get().writes == 0
                 && let Some(lane) = pending.remove().awaited_by
             {
-                self.finder.push_next(Find::Settled(lane));
+                self.finder.push_next(FinderRequest::Settled(lane));
             }
         }
         self.settled.notify_all();
     }
 
-    /// False: it is being written, and the finder will be told of the lane when it is not any more.
-    fn is_settled(&self, key: &[u8], lane: &Lane) -> bool {
+    /// Returns whether the id is not being written. If it is, the finder is told of the queue once the write ends.
+    fn is_settled(&self, key: &[u8], lane: &EmbeddedLookupKey) -> bool {
         let mut ids = self.ids.lock();
         let pending = ids.get_mut(key);
         let settled = pending.is_none();
@@ -90,7 +90,8 @@ impl PendingIds {
     }
 }
 
-/// Stored ids. The value is the first stamp and when it was written: incarnation, sequence, epoch milliseconds of [`Clock::line_ms`].
+/// Partitions of stored ids. The value is the first stamp and its write time: incarnation, sequence, epoch milliseconds of
+/// [`Clock::line_ms`].
 #[derive(Clone)]
 pub(super) struct IdPartitions {
     pub(super) partitions: Arc<Partitions>,
@@ -102,10 +103,10 @@ impl IdPartitions {
         &self,
         batch: &mut OwnedWriteBatch,
         written_ms: u64,
-        id: &Remembered,
+        id: &IdRow,
     ) -> fjall::Result<()> {
         let width_ms = self.window_ms.max(WIDTH_MS_MIN);
-        let partition = Partition::containing(Kind::Ids, written_ms, width_ms, self.window_ms);
+        let partition = Partition::containing(PartitionKind::Ids, written_ms, width_ms, self.window_ms);
         let numbers = [id.stamp.incarnation, id.stamp.sequence, written_ms];
         let value = numbers.map(u64::to_be_bytes);
         let table = self.partitions.get_or_create(partition)?;
@@ -115,7 +116,7 @@ impl IdPartitions {
 
     fn find(&self, key: &[u8], now_ms: u64) -> fjall::Result<Option<Stamp>> {
         let oldest_ms = now_ms.saturating_sub(self.window_ms);
-        for (_, keyspace) in self.partitions.overlapping(Kind::Ids, oldest_ms, u64::MAX) {
+        for (_, keyspace) in self.partitions.overlapping(PartitionKind::Ids, oldest_ms, u64::MAX) {
             let Some(value) = keyspace.get(key)? else { continue };
             let field = |at: usize| value.get(at..)?.first_chunk().copied().map(u64::from_be_bytes);
             if let (Some(incarnation), Some(sequence), Some(written_ms)) = (field(0), field(8), field(16))
@@ -128,91 +129,96 @@ impl IdPartitions {
     }
 }
 
-pub(super) struct Lookup {
+pub(super) struct EmbeddedIdLookup {
     pub(super) scope: IdScope,
     pub(super) ids: Vec<Box<str>>,
-    pub(super) found: FoundIds,
+    pub(super) callback: IdLookupCallback,
 }
 
-impl Lookup {
-    fn lane(&self) -> Lane {
-        Lane { key: self.scope.key.clone(), client_id: self.scope.client_id.clone() }
+impl EmbeddedIdLookup {
+    fn queue_key(&self) -> EmbeddedLookupKey {
+        EmbeddedLookupKey { key: self.scope.key.clone(), client_id: self.scope.client_id.clone() }
     }
 }
 
-/// Within which lookups are answered in order: wider than a scope, since a connection may change its key.
+/// Key of a queue, within which lookups are answered in order. It is wider than a scope, since a connection may change its key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Lane {
+pub(super) struct EmbeddedLookupKey {
     key: ChannelKey,
     client_id: Option<ClientId>,
 }
 
-pub(super) enum Find {
-    Lookup(Lookup),
-    /// What the lane's first lookup waits for is written, or was refused.
-    Settled(Lane),
+pub(super) enum FinderRequest {
+    Lookup(EmbeddedIdLookup),
+    /// The id that the queue's first lookup waits for is written, or its write was refused.
+    Settled(EmbeddedLookupKey),
 }
 
-/// Whether a lookup that meets an id that is being written leaves the thread to others.
+/// Behaviour of a lookup that meets a pending id: it parks and frees the thread, or blocks it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    Parks,
-    Waits,
+enum PendingIdPolicy {
+    Park,
+    Block,
 }
 
-pub(super) struct Finder {
-    pub(super) queue: Arc<Queue<Find>>,
+pub(super) struct IdFinder {
+    pub(super) queue: Arc<DiskQueue<FinderRequest>>,
     pub(super) stored: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) clock: Clock,
     pub(super) times: Arc<StoreTimes>,
-    /// Lookups that wait for an id that is being written, and those behind them. None is empty.
-    pub(super) lanes: HashMap<Lane, VecDeque<(Weight, Lookup)>>,
-    /// Of one lane; beyond it `Busy`, so that no lane fills the queue.
-    pub(super) lane_max: usize,
+    /// Queues of lookups that wait for a pending id, or behind such a lookup. No queue is empty.
+    pub(super) parked: HashMap<EmbeddedLookupKey, VecDeque<(QueueWeight, EmbeddedIdLookup)>>,
+    /// Lookups that one queue holds; more are answered `Busy`, so that no queue fills the whole finder.
+    pub(super) parked_max: usize,
 }
 
-impl Finder {
-    /// Until the queue is closed and empty.
+impl IdFinder {
+    /// Serves lookups until the queue is closed and empty.
     pub(super) fn run(mut self) {
         while let Some((weight, find)) = self.queue.next() {
             match find {
-                Find::Lookup(lookup) => self.begin(weight, lookup),
-                Find::Settled(lane) => self.go_on(lane),
+                FinderRequest::Lookup(lookup) => self.begin(weight, lookup),
+                FinderRequest::Settled(lane) => self.resume_queue(lane),
             }
         }
-        for (weight, lookup) in std::mem::take(&mut self.lanes).into_values().flatten() {
-            self.look_up(weight, lookup, Patience::Waits);
+        for (weight, lookup) in std::mem::take(&mut self.parked).into_values().flatten() {
+            self.look_up(weight, lookup, PendingIdPolicy::Block);
         }
     }
 
-    fn begin(&mut self, weight: Weight, lookup: Lookup) {
-        if !self.lanes.is_empty()
-            && let Some(lane) = self.lanes.get_mut(&lookup.lane())
+    fn begin(&mut self, weight: QueueWeight, lookup: EmbeddedIdLookup) {
+        if !self.parked.is_empty()
+            && let Some(lane) = self.parked.get_mut(&lookup.queue_key())
         {
-            if lane.len() < self.lane_max {
+            if lane.len() < self.parked_max {
                 lane.push_back((weight, lookup));
             } else {
-                self.answer(weight, lookup.found, Err(StoreError::Busy));
+                self.answer(weight, lookup.callback, Err(StoreError::Busy));
             }
-        } else if let Some(lookup) = self.look_up(weight, lookup, Patience::Parks) {
-            self.lanes.insert(lookup.lane(), VecDeque::from([(weight, lookup)]));
+        } else if let Some(lookup) = self.look_up(weight, lookup, PendingIdPolicy::Park) {
+            self.parked.insert(lookup.queue_key(), VecDeque::from([(weight, lookup)]));
         }
     }
 
-    fn go_on(&mut self, lane: Lane) {
-        let Some(mut lookups) = self.lanes.remove(&lane) else { return };
+    fn resume_queue(&mut self, lane: EmbeddedLookupKey) {
+        let Some(mut lookups) = self.parked.remove(&lane) else { return };
         while let Some((weight, lookup)) = lookups.pop_front() {
-            if let Some(lookup) = self.look_up(weight, lookup, Patience::Parks) {
+            if let Some(lookup) = self.look_up(weight, lookup, PendingIdPolicy::Park) {
                 lookups.push_front((weight, lookup));
-                self.lanes.insert(lane, lookups);
+                self.parked.insert(lane, lookups);
                 return;
             }
         }
     }
 
-    /// Gives the lookup back when it has to wait.
-    fn look_up(&self, weight: Weight, lookup: Lookup, patience: Patience) -> Option<Lookup> {
+    /// Answers the lookup, or returns it if it has to wait.
+    fn look_up(
+        &self,
+        weight: QueueWeight,
+        lookup: EmbeddedIdLookup,
+        patience: PendingIdPolicy,
+    ) -> Option<EmbeddedIdLookup> {
         let begun = Instant::now();
         let found = catch_unwind(AssertUnwindSafe(|| self.find(&lookup, patience)));
         let found = found.unwrap_or_else(|_| Err(failed("the storage engine panicked")));
@@ -220,33 +226,42 @@ impl Finder {
         if !lookup.ids.is_empty() {
             self.times.ended(StoreOperation::FindIds, begun);
         }
-        self.answer(weight, lookup.found, found);
+        self.answer(weight, lookup.callback, found);
         None
     }
 
-    fn answer(&self, weight: Weight, found: FoundIds, answer: Result<Vec<Option<Stamp>>, StoreError>) {
+    fn answer(
+        &self,
+        weight: QueueWeight,
+        found: IdLookupCallback,
+        answer: Result<Vec<Option<Stamp>>, StoreError>,
+    ) {
         self.queue.release(weight);
         if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
             tracing::error!("a callback of the store panicked");
         }
     }
 
-    /// None: an id is being written.
-    fn find(&self, lookup: &Lookup, patience: Patience) -> Result<Option<Vec<Option<Stamp>>>, StoreError> {
+    /// Returns `None` if an id is being written.
+    fn find(
+        &self,
+        lookup: &EmbeddedIdLookup,
+        patience: PendingIdPolicy,
+    ) -> Result<Option<Vec<Option<Stamp>>>, StoreError> {
         if lookup.ids.is_empty() {
             return Ok(Some(Vec::new()));
         }
         let mut key = Vec::new();
         keys::id_prefix(&lookup.scope, &mut key);
-        let (prefix, lane) = (key.len(), lookup.lane());
+        let (prefix, lane) = (key.len(), lookup.queue_key());
         let mut stamps = Vec::with_capacity(lookup.ids.len());
         for id in &lookup.ids {
             key.truncate(prefix);
             key.extend_from_slice(id.as_bytes());
             match patience {
-                Patience::Parks if !self.pending.is_settled(&key, &lane) => return Ok(None),
-                Patience::Parks => {}
-                Patience::Waits => self.pending.wait_for(&key),
+                PendingIdPolicy::Park if !self.pending.is_settled(&key, &lane) => return Ok(None),
+                PendingIdPolicy::Park => {}
+                PendingIdPolicy::Block => self.pending.wait_for(&key),
             }
             stamps.push(self.stored.find(&key, self.clock.line_ms()).map_err(failed)?);
         }

@@ -1,8 +1,8 @@
-//! How rows are named. Every variable part is preceded by its length, so that no two scopes share a prefix.
+//! Keys of rows. Every variable part is preceded by its length, so that no two scopes share a prefix.
 
 use crate::model::Nonce;
 use crate::model::{AccountId, ChannelKey, ClientId, MemberId};
-use crate::origin::history::{IdScope, Position};
+use crate::origin::history::{HistoryPosition, IdScope};
 use crate::origin::metering::MetricRow;
 
 /// The first bytes of all rows of a channel.
@@ -12,24 +12,24 @@ pub(super) fn channel_prefix(key: &ChannelKey, out: &mut Vec<u8>) {
     push_part(out, key.channel());
 }
 
-/// Of the one row that says who is present; the clientId follows bare.
+/// Builds the key of a member's row; the clientId follows without a length.
 pub(super) fn member_key(key: &ChannelKey, member: &MemberId, out: &mut Vec<u8>) {
     channel_prefix(key, out);
     out.extend_from_slice(member.connection_id.as_bytes());
     out.extend_from_slice(member.client_id.as_str().as_bytes());
 }
 
-/// The rest of a message's key: the position inverted, so that keys ascend from the newest to the oldest.
-pub(super) fn position_suffix(position: Position) -> [u8; Position::BYTES] {
+/// Builds the end of a message's key: the position inverted, so that keys ascend from the newest to the oldest.
+pub(super) fn position_suffix(position: HistoryPosition) -> [u8; HistoryPosition::BYTES] {
     position.to_bytes().map(|byte| !byte)
 }
 
-pub(super) fn position_of(message_key: &[u8]) -> Option<Position> {
-    let suffix: [u8; Position::BYTES] = *message_key.last_chunk()?;
-    Some(Position::from_bytes(suffix.map(|byte| !byte)))
+pub(super) fn position_of(message_key: &[u8]) -> Option<HistoryPosition> {
+    let suffix: [u8; HistoryPosition::BYTES] = *message_key.last_chunk()?;
+    Some(HistoryPosition::from_bytes(suffix.map(|byte| !byte)))
 }
 
-/// The first bytes of all client-given ids of a scope; the id follows bare.
+/// Builds the first bytes of all client-given ids of a scope; the id follows without a length.
 pub(super) fn id_prefix(scope: &IdScope, out: &mut Vec<u8>) {
     channel_prefix(&scope.key, out);
     push_part(out, &scope.key_name);
@@ -37,7 +37,7 @@ pub(super) fn id_prefix(scope: &IdScope, out: &mut Vec<u8>) {
     push_part(out, scope.client_id.as_ref().map_or("", |id| id.as_str()));
 }
 
-/// Account, channel, key and clientId of an id, the clientId empty for none, and the id.
+/// Parses the key of an id: account, channel, key name, clientId (empty for none), and the id.
 pub(super) fn read_id_key(key: &[u8]) -> Option<[&str; 5]> {
     let (account, rest) = take_part(key)?;
     let (channel, rest) = take_part(rest)?;
@@ -61,7 +61,8 @@ pub(super) fn read_nonce_key(key: &[u8]) -> Option<Nonce> {
     Some(Nonce { key_name: key_name.into(), timestamp_ms, nonce: std::str::from_utf8(nonce).ok()?.into() })
 }
 
-/// The clientId follows bare; none is none at all, so that the row of a whole key is the prefix of its clientIds'.
+/// Builds the key of a revocation; the clientId follows without a length. Without a clientId nothing follows, so the row of a whole key is
+/// the prefix of the rows of its clientIds.
 pub(super) fn revocation_key(key_name: &str, client_id: Option<&ClientId>) -> Vec<u8> {
     let mut key = Vec::with_capacity(key_name.len() + client_id.map_or(0, |id| id.as_str().len()) + 1);
     push_part(&mut key, key_name);
@@ -69,9 +70,9 @@ pub(super) fn revocation_key(key_name: &str, client_id: Option<&ClientId>) -> Ve
     key
 }
 
-/// The key's name and the clientId, empty for none.
+/// Parses the key of a revocation: key name, and clientId (empty for none).
 pub(super) fn read_revocation_key(key: &[u8]) -> Option<(&str, &str)> {
-    // The names of keys are far shorter than what takes a longer length.
+    // Key names are always short enough for a length of one byte.
     let (length, rest) = key.split_first().filter(|(length, _)| **length < u8::MAX)?;
     let (key_name, client_id) = rest.split_at_checked(usize::from(*length))?;
     Some((std::str::from_utf8(key_name).ok()?, std::str::from_utf8(client_id).ok()?))
@@ -86,7 +87,7 @@ pub(super) fn metric_key(row: &MetricRow, out: &mut Vec<u8>) {
     out.extend_from_slice(row.kind.as_str().as_bytes());
 }
 
-/// From the first key that a row of the minute can have to the end of the account's, which no row has.
+/// Range of keys from the first possible row of the minute to the end of the account, which is no row's key.
 pub(super) fn metric_range(account: &AccountId, from_ms: u64) -> (Vec<u8>, Vec<u8>) {
     let mut first = Vec::new();
     push_part(&mut first, account.as_str());
@@ -95,7 +96,7 @@ pub(super) fn metric_range(account: &AccountId, from_ms: u64) -> (Vec<u8>, Vec<u
     (first, end)
 }
 
-/// Minute, node, incarnation and kind of a row of the account.
+/// Parses the key of a metric row: minute, node, incarnation and kind.
 pub(super) fn metric_parts<'a>(account: &AccountId, key: &'a [u8]) -> Option<(u64, &'a str, u64, &'a str)> {
     let (own, rest) = take_part(key)?;
     let (minute, rest) = rest.split_first_chunk()?;
@@ -106,7 +107,7 @@ pub(super) fn metric_parts<'a>(account: &AccountId, key: &'a [u8]) -> Option<(u6
     (own == account.as_str()).then_some((minute, node_id, incarnation, kind))
 }
 
-/// What `push_part` put first, and what follows it.
+/// Splits off the first part that `push_part` wrote; returns it and the rest.
 pub(super) fn take_part(key: &[u8]) -> Option<(&str, &[u8])> {
     let (length, rest) = match key.split_first()? {
         (&u8::MAX, rest) => {

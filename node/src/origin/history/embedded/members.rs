@@ -1,4 +1,4 @@
-//! Who is present: one row for each member, written with the event that makes it so, and gone with its leave.
+//! Members: one row for each, written in the same commit as its presence event and removed with its leave.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,24 +7,25 @@ use fjall::{OwnedWriteBatch, Slice};
 use serde_json::value::RawValue;
 
 use crate::model::{
-    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, FormerMember, MemberId, PresenceAction,
-    PresenceEvent,
+    AccountId, ChannelKey, ChannelName, ClientId, ConnectionId, MemberId, PresenceAction, PresenceEvent,
+    RestoredMember,
 };
 
 use super::keys;
 use super::tables::Table;
 
-/// Of the rows' form.
+/// Version of the row format.
 const VERSION: u8 = 1;
 
-/// What an event makes of its member: the row's key, and its value unless the member leaves.
+/// Key of a member's row, and its new value; `None` removes the row because the member leaves.
 pub(super) type MemberRow = (Slice, Option<Slice>);
 
 #[derive(Clone)]
-pub(super) struct Members(pub(super) Table);
+pub(super) struct MemberRows(pub(super) Table);
 
-impl Members {
-    /// Of several rows of one member the last counts: what a batch writes twice has no order.
+impl MemberRows {
+    /// Adds the changes to the batch. Of several changes of one member only the last is added, since writes of one key in a batch have no
+    /// order.
     pub(super) fn add(&self, batch: &mut OwnedWriteBatch, rows: impl Iterator<Item = MemberRow>) {
         let last: HashMap<Slice, Option<Slice>> = rows.collect();
         for (key, value) in last {
@@ -35,8 +36,8 @@ impl Members {
         }
     }
 
-    /// Every row, in no order.
-    pub(super) fn all(&self) -> fjall::Result<Vec<FormerMember>> {
+    /// Reads all rows, in no order.
+    pub(super) fn all(&self) -> fjall::Result<Vec<RestoredMember>> {
         let mut all = Vec::new();
         for row in self.0.keyspace().iter() {
             let (key, value) = row.into_inner()?;
@@ -62,8 +63,8 @@ pub(super) fn row(event: &PresenceEvent, (name, value): &mut (Vec<u8>, Vec<u8>))
     (name, Some(Slice::from(value.as_slice())))
 }
 
-/// None: the row is damaged, or of a later form.
-fn read(key: &[u8], value: &[u8]) -> Option<FormerMember> {
+/// Returns `None` if the row is damaged, or of a later format.
+fn read(key: &[u8], value: &[u8]) -> Option<RestoredMember> {
     let (account, rest) = keys::take_part(key)?;
     let (channel, rest) = keys::take_part(rest)?;
     let (connection_id, client_id) = rest.split_first_chunk()?;
@@ -75,7 +76,7 @@ fn read(key: &[u8], value: &[u8]) -> Option<FormerMember> {
         "" => None,
         text => Some(Arc::from(RawValue::from_string(text.to_owned()).ok()?)),
     };
-    Some(FormerMember {
+    Some(RestoredMember {
         key: ChannelKey::new(AccountId::new(account), ChannelName::stored(channel)),
         member: MemberId { connection_id: ConnectionId::from_bytes(*connection_id), client_id },
         epoch: u64::from_be_bytes(*epoch),

@@ -1,4 +1,4 @@
-//! Metric rows: a key of account, minute, node, incarnation and kind, a value of count and bytes.
+//! Metric rows: the key has account, minute, node, incarnation and kind, the value count and bytes.
 
 use std::ops::Bound;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::model::{AccountId, Amount, UsageKind};
 use crate::origin::history::StoreError;
 use crate::origin::metering::{KEPT_MS, MetricRow};
 
-use super::partitions::{Kind, Partition, Partitions};
+use super::partitions::{Partition, PartitionKind, Partitions};
 use super::{DAY_MS, failed, keys};
 
 pub(super) fn insert(
@@ -21,14 +21,14 @@ pub(super) fn insert(
     for row in rows {
         keys::metric_key(row, &mut key);
         let value = [row.amount.count, row.amount.bytes].map(u64::to_be_bytes);
-        let partition = Partition::containing(Kind::Metrics, row.minute_ms, DAY_MS, KEPT_MS);
+        let partition = Partition::containing(PartitionKind::Metrics, row.minute_ms, DAY_MS, KEPT_MS);
         let table = partitions.get_or_create(partition)?;
         batch.insert(table.keyspace(), key.as_slice(), value.as_flattened());
     }
     Ok(())
 }
 
-/// The rows of an account from the minute `from_ms` on, oldest first, until `rows_max` and the end of their minute.
+/// Reads the rows of an account from the minute `from_ms` on, oldest first, up to the end of the minute that brings them to `rows_max`.
 pub(super) fn read(
     partitions: &Partitions,
     account: &AccountId,
@@ -37,7 +37,7 @@ pub(super) fn read(
 ) -> Result<Vec<MetricRow>, StoreError> {
     let (first, end) = keys::metric_range(account, from_ms);
     let mut rows: Vec<MetricRow> = Vec::new();
-    for (_, keyspace) in partitions.overlapping(Kind::Metrics, from_ms, u64::MAX) {
+    for (_, keyspace) in partitions.overlapping(PartitionKind::Metrics, from_ms, u64::MAX) {
         let range = (Bound::Included(first.as_slice()), Bound::Excluded(end.as_slice()));
         for pair in keyspace.range::<&[u8], _>(range) {
             let (key, value) = pair.into_inner().map_err(failed)?;
@@ -46,7 +46,7 @@ pub(super) fn read(
             if rows.len() >= rows_max && rows.last().is_some_and(|last| last.minute_ms < minute_ms) {
                 return Ok(rows);
             }
-            // A kind that a later version counts is left to it.
+            // A kind that only a later version counts is skipped.
             let Some(kind) = UsageKind::parse(kind) else { continue };
             rows.push(MetricRow {
                 account: account.clone(),
@@ -61,7 +61,7 @@ pub(super) fn read(
     Ok(rows)
 }
 
-/// One row of any account; none where a later version counts what this one does not know.
+/// Reads one row of any account; `None` if only a later version knows its kind.
 pub(super) fn read_row(key: &[u8], value: &[u8]) -> Result<Option<MetricRow>, StoreError> {
     let (account, _) = keys::take_part(key).ok_or_else(damaged)?;
     let account = AccountId::new(account);
@@ -81,7 +81,7 @@ fn damaged() -> StoreError {
     failed("a stored metric row is damaged")
 }
 
-/// Most rows are of the same node as the one before.
+/// Reuses the node id of the row before, which most often has the same one.
 fn shared(node_id: &str, last: Option<&MetricRow>) -> Arc<str> {
     let same = last.filter(|row| *row.node_id == *node_id);
     same.map_or_else(|| node_id.into(), |row| Arc::clone(&row.node_id))

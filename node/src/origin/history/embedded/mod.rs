@@ -1,11 +1,12 @@
-//! The store on the local disk: one fjall database, one writer, and a fsync before every answer.
+//! The store on the local disk: one fjall database, one writer thread, and an fsync before every answer.
 //!
-//! An answer is given when the journal is on the disk, and rows become visible to readers not before. When the disk
-//! refuses a write, the whole group and everything after it is answered `Failed` until the node is started again. What was
-//! not begun to be written, such as the rows of a new day whose table could not be made, is only answered `Failed` itself.
+//! A write is answered when the journal is on the disk, and its rows become visible to readers no earlier. When the disk refuses a write,
+//! the whole group and all later writes are answered `Failed` until the node restarts. A write that had not begun, such as rows of a new
+//! day whose table could not be created, is answered `Failed` alone.
 
 mod export;
 mod ids;
+mod incarnations;
 mod keys;
 mod members;
 mod metrics;
@@ -15,7 +16,6 @@ mod partitions;
 mod queues;
 mod reader;
 mod revocations;
-mod runs;
 mod snapshot;
 mod writer;
 
@@ -32,55 +32,57 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::model::{
-    AccountId, Clock, FormerMember, KeptNonce, Limits, NoncePage, PresenceEvent, Published, Revocation,
-    Stamp, StampedIds,
+    AccountId, ClaimedNonce, Clock, Limits, NoncePage, PresenceEvent, PublishedMessages, RestoredMember,
+    Revocation, Stamp, StampedIds,
 };
 use crate::origin::disk::snapshot::DiskSnapshot;
 use crate::origin::disk::{engine, health, queue};
 use crate::origin::metering::MetricRow;
 
 use super::{
-    BoxFuture, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept, Nonce,
-    Position, Queued, StoreError, StoredQueues, record,
+    BoxFuture, HistoryCoverage, HistoryPage, HistoryPosition, HistoryQuery, HistoryStore, IdLookupCallback,
+    IdScope, Nonce, PreviousIncarnation, StoreCallback, StoreError, StoreQueueUsage, StoredQueues, record,
 };
-use health::Health;
-use ids::{Find, Lookup, PendingIds, Remembered};
-use members::Members;
-use nonces::KeptRow;
-use partitions::{Kind, Partitions};
-use queue::{Queue, Refused, Weight};
+use health::DiskHealth;
+use ids::{EmbeddedIdLookup, FinderRequest, IdRow, PendingIds};
+use members::MemberRows;
+use nonces::ImportedNonceRow;
+use partitions::{PartitionKind, Partitions};
+use queue::{DiskQueue, PushRefusal, QueueWeight};
 use queues::QueueRows;
-use reader::Read;
-use revocations::Revocations;
-use writer::{Append, Job, Rows};
+use reader::StoreReadRequest;
+use revocations::RevocationRows;
+use writer::{AppendJob, AppendRows, StoreJob};
 
 pub use crate::origin::disk::tables;
-pub(super) use export::Export;
-pub use open::OpenError;
-pub(in crate::origin) use snapshot::{STORE_FORMAT, ends_with_a_restore, is_stored_table, stopped_snapshot};
+pub(super) use export::StoreExport;
+pub use open::StoreOpenError;
+pub(in crate::origin) use snapshot::{
+    STORE_FORMAT, is_dropped_by_restore, is_stored_table, stopped_snapshot,
+};
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
 const STATE: &str = "state";
-/// The row of the keyspace `state` that holds the highest timestamp stored.
+/// Row of the keyspace `state` with the highest stored timestamp.
 const HIGHEST: &str = "highest_timestamp_ms";
-/// The row of the same keyspace that holds the incarnation of the last run, and its policies.
-const RUNS: &str = "runs";
-/// fjall takes keys of 65 535 bytes.
+/// Row of the keyspace `state` with the incarnations and their policies.
+const INCARNATIONS: &str = "runs";
+/// Longest key that the store writes; fjall accepts 65 535 bytes.
 const KEY_BYTES_MAX: usize = 60_000;
 
-/// What a store keeps and how much may wait for it.
+/// Settings of a store, and the bounds of its queues.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// False: only client-given ids and nonces are kept, and `read` answers `Off`.
+pub struct EmbeddedOptions {
+    /// If false, only client-given ids and nonces are kept, and `read` answers `Off`.
     pub history: bool,
     pub idempotency_window_ms: u64,
     pub nonce_memory_ms: u64,
-    /// Remembered at most of each stretch of `nonce_memory_ms`.
+    /// Nonces that are remembered at most for each interval of `nonce_memory_ms`.
     pub nonces: usize,
     pub revocation_kept_ms: u64,
-    /// Messages, ids and nonces waiting for the disk or for their callback; beyond it `Busy`, but for messages: of them no more are begun
-    /// from seven eighths on.
+    /// Messages, ids and nonces that wait for the disk or for their callback. Beyond this bound the answer is `Busy`, except for messages:
+    /// new ones are refused from seven eighths on.
     pub write_queue_rows: usize,
     pub write_queue_bytes: usize,
     pub find_queue: usize,
@@ -88,7 +90,7 @@ pub struct Options {
     pub read_threads: usize,
 }
 
-impl Options {
+impl EmbeddedOptions {
     pub fn new(history: bool, limits: &Limits) -> Self {
         Self {
             history,
@@ -106,35 +108,35 @@ impl Options {
 }
 
 /// The embedded store. Dropping it shuts it down.
-pub struct Embedded {
+pub struct EmbeddedStore {
     history: bool,
     nonce_memory_ms: u64,
     clock: Clock,
-    /// None once the store is shut down, so that the folder can be opened again.
+    /// `None` once the store is shut down, so that the folder can be opened again.
     partitions: Mutex<Option<Arc<Partitions>>>,
-    /// The same.
-    members: Mutex<Option<Members>>,
+    /// Like `partitions`: `None` once the store is shut down.
+    members: Mutex<Option<MemberRows>>,
     queues: Mutex<Option<QueueRows>>,
     pending: Arc<PendingIds>,
-    status: Arc<Health>,
-    writes: Arc<Queue<Job>>,
-    lookups: Arc<Queue<Find>>,
-    reads: Arc<Queue<Read>>,
-    /// In the order in which they are to end: finder, writer, answers, readers.
+    status: Arc<DiskHealth>,
+    writes: Arc<DiskQueue<StoreJob>>,
+    lookups: Arc<DiskQueue<FinderRequest>>,
+    reads: Arc<DiskQueue<StoreReadRequest>>,
+    /// Threads in the order in which they end: finder, writer, callbacks, readers.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl HistoryStore for Embedded {
+impl HistoryStore for EmbeddedStore {
     fn is_full(&self) -> bool {
         self.writes.is_nearly_full()
     }
 
-    fn queued(&self) -> Queued {
-        let Weight { items: rows, bytes } = self.writes.held();
-        Queued { rows, bytes }
+    fn queued(&self) -> StoreQueueUsage {
+        let QueueWeight { items: rows, bytes } = self.writes.outstanding();
+        StoreQueueUsage { rows, bytes }
     }
 
-    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+    fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         let retention_hours = retention_hours.filter(|_| self.history);
         let messages = retention_hours.map_or_else(Vec::new, |_| message_rows(&published));
         let ids = given_rows(&published);
@@ -148,18 +150,24 @@ impl HistoryStore for Embedded {
             return done(Err(failed("a message id is too long to be stored")));
         }
         let bytes = messages.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
-            + ids.iter().map(|id| id.key.len() + Position::BYTES).sum::<usize>();
-        let weight = Weight { items: messages.len() + ids.len(), bytes };
+            + ids.iter().map(|id| id.key.len() + HistoryPosition::BYTES).sum::<usize>();
+        let weight = QueueWeight { items: messages.len() + ids.len(), bytes };
         self.pending.add(&ids);
         let timestamp_ms = published.timestamp_ms;
         let retention_hours = retention_hours.unwrap_or(0);
-        let rows =
-            Rows { kind: Kind::Messages, timestamp_ms, retention_hours, rows: messages, ids, member: None };
-        let pushed = self.writes.push_begun(weight, Job::Append(Append { rows, done }));
+        let rows = AppendRows {
+            kind: PartitionKind::Messages,
+            timestamp_ms,
+            retention_hours,
+            rows: messages,
+            ids,
+            member: None,
+        };
+        let pushed = self.writes.push_admitted(weight, StoreJob::Append(AppendJob { rows, done }));
         self.refuse(pushed);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
         if !self.history {
             return done(Ok(()));
         }
@@ -171,20 +179,20 @@ impl HistoryStore for Embedded {
         let bytes = rows.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>()
             + name.len()
             + member.as_ref().map_or(0, |member| member.len());
-        let weight = Weight { items: 1, bytes };
-        let rows = Rows {
-            kind: Kind::Presence,
+        let weight = QueueWeight { items: 1, bytes };
+        let rows = AppendRows {
+            kind: PartitionKind::Presence,
             timestamp_ms: event.timestamp_ms,
             retention_hours: retention_hours.unwrap_or(0),
             rows,
             ids: Vec::new(),
             member: Some(Box::new((name, member))),
         };
-        let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
+        let pushed = self.writes.push(weight, StoreJob::Append(AppendJob { rows, done }));
         self.refuse(pushed);
     }
 
-    fn former_members(&self) -> Result<Vec<FormerMember>, StoreError> {
+    fn stored_members(&self) -> Result<Vec<RestoredMember>, StoreError> {
         if !self.history {
             return Ok(Vec::new());
         }
@@ -192,26 +200,28 @@ impl HistoryStore for Embedded {
         members.all().map_err(failed)
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
         let bytes = ids.iter().map(|id| id.len()).sum();
-        let lookup = Find::Lookup(Lookup { scope, ids, found });
-        if let Err((refused, Find::Lookup(lookup))) = self.lookups.push(Weight { items: 1, bytes }, lookup) {
-            (lookup.found)(Err(refused.into()));
+        let lookup = FinderRequest::Lookup(EmbeddedIdLookup { scope, ids, callback: found });
+        if let Err((refused, FinderRequest::Lookup(lookup))) =
+            self.lookups.push(QueueWeight { items: 1, bytes }, lookup)
+        {
+            (lookup.callback)(Err(refused.into()));
         }
     }
 
-    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: Done) {
+    fn keep_ids(&self, scope: IdScope, ids: StampedIds, done: StoreCallback) {
         if let Err(error) = self.status.usable() {
             return done(Err(error));
         }
         let mut ids = id_rows(&scope, ids.iter().map(|(id, stamp)| (&**id, *stamp)));
         ids.retain(|id| id.key.len() <= KEY_BYTES_MAX);
-        let bytes = ids.iter().map(|id| id.key.len() + Position::BYTES).sum();
-        let weight = Weight { items: ids.len(), bytes };
+        let bytes = ids.iter().map(|id| id.key.len() + HistoryPosition::BYTES).sum();
+        let weight = QueueWeight { items: ids.len(), bytes };
         self.pending.add(&ids);
-        let (kind, timestamp_ms) = (Kind::Messages, self.clock.line_ms());
-        let rows = Rows { kind, timestamp_ms, retention_hours: 0, rows: Vec::new(), ids, member: None };
-        let pushed = self.writes.push(weight, Job::Append(Append { rows, done }));
+        let (kind, timestamp_ms) = (PartitionKind::Messages, self.clock.line_ms());
+        let rows = AppendRows { kind, timestamp_ms, retention_hours: 0, rows: Vec::new(), ids, member: None };
+        let pushed = self.writes.push(weight, StoreJob::Append(AppendJob { rows, done }));
         self.refuse(pushed);
     }
 
@@ -221,8 +231,8 @@ impl HistoryStore for Embedded {
             return Box::pin(std::future::ready(Err(failed("a nonce is too long to be stored"))));
         }
         let (answer, answered) = oneshot::channel();
-        let weight = Weight { items: 1, bytes: key.len() };
-        if let Err((refused, _)) = self.writes.push(weight, Job::Claim { key, answer }) {
+        let weight = QueueWeight { items: 1, bytes: key.len() };
+        if let Err((refused, _)) = self.writes.push(weight, StoreJob::Claim { key, answer }) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -230,29 +240,37 @@ impl HistoryStore for Embedded {
 
     fn nonces(&self, after: Option<Box<[u8]>>) -> BoxFuture<'static, Result<NoncePage, StoreError>> {
         let (memory_ms, now_ms) = (self.nonce_memory_ms, self.clock.expiry_ms());
-        self.asked(|answer| Read::Nonces { after, memory_ms, now_ms, answer })
+        self.submit_read(|answer| StoreReadRequest::Nonces { after, memory_ms, now_ms, answer })
     }
 
-    fn keep_nonces(&self, nonces: Vec<KeptNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
-        let row = |kept: KeptNonce| KeptRow { key: keys::nonce_key(&kept.nonce), age_ms: kept.age_ms };
+    fn keep_nonces(&self, nonces: Vec<ClaimedNonce>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let row =
+            |kept: ClaimedNonce| ImportedNonceRow { key: keys::nonce_key(&kept.nonce), age_ms: kept.age_ms };
         let rows = nonces.into_iter().map(row).filter(|row| row.key.len() <= KEY_BYTES_MAX);
-        let nonces: Vec<KeptRow> = rows.collect();
+        let nonces: Vec<ImportedNonceRow> = rows.collect();
         let bytes = nonces.iter().map(|row| row.key.len()).sum();
-        let weight = Weight { items: nonces.len(), bytes };
-        self.written(weight, |answer| Job::Keep { nonces, answer })
+        let weight = QueueWeight { items: nonces.len(), bytes };
+        self.submit_job(weight, |answer| StoreJob::Keep { nonces, answer })
     }
 
     fn revoke_tokens(&self, revocation: Revocation) -> BoxFuture<'static, Result<(), StoreError>> {
         let bytes = size_of::<Revocation>() + revocation.client_id.as_ref().map_or(0, |id| id.as_str().len());
-        self.written(Weight { items: 1, bytes }, |answer| Job::Revoke { revocation, answer })
+        self.submit_job(QueueWeight { items: 1, bytes }, |answer| StoreJob::Revoke { revocation, answer })
     }
 
-    fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
-        let kept =
-            if self.history { kept } else { Kept { policies: Kept::UNLIKE_ALL, is_all: false, ..kept } };
+    fn begin_incarnation(
+        &self,
+        incarnation: u64,
+        kept: HistoryCoverage,
+    ) -> BoxFuture<'static, Result<Vec<PreviousIncarnation>, StoreError>> {
+        let kept = if self.history {
+            kept
+        } else {
+            HistoryCoverage { policies: HistoryCoverage::UNMATCHED_POLICIES, is_complete: false, ..kept }
+        };
         let (answer, answered) = oneshot::channel();
-        let begin = Job::Begin { incarnation, kept, answer };
-        if let Err((refused, _)) = self.writes.push(Weight { items: 1, bytes: 0 }, begin) {
+        let begin = StoreJob::Begin { incarnation, coverage: kept, answer };
+        if let Err((refused, _)) = self.writes.push(QueueWeight { items: 1, bytes: 0 }, begin) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -260,18 +278,18 @@ impl HistoryStore for Embedded {
 
     fn revoked_tokens(&self) -> Result<Vec<Revocation>, StoreError> {
         let partitions = self.partitions.lock().clone().ok_or(StoreError::ShutDown)?;
-        Revocations::all(&partitions).map_err(failed)
+        RevocationRows::all(&partitions).map_err(failed)
     }
 
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        self.written(Weight { items: 1, bytes: 0 }, |answer| Job::Settle { answer })
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        self.submit_job(QueueWeight { items: 1, bytes: 0 }, |answer| StoreJob::Settle { answer })
     }
 
     fn read(&self, query: HistoryQuery) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
         if !self.history {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
-        self.asked(|answer| Read::Page { query, answer })
+        self.submit_read(|answer| StoreReadRequest::Page { query, answer })
     }
 
     fn put_metrics(&self, rows: Vec<MetricRow>) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -279,8 +297,8 @@ impl HistoryStore for Embedded {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
         let (answer, answered) = oneshot::channel();
-        let weight = Weight { items: rows.len(), bytes: rows.len() * size_of::<MetricRow>() };
-        if let Err((refused, _)) = self.writes.push(weight, Job::Metrics { rows, answer }) {
+        let weight = QueueWeight { items: rows.len(), bytes: rows.len() * size_of::<MetricRow>() };
+        if let Err((refused, _)) = self.writes.push(weight, StoreJob::Metrics { rows, answer }) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -295,7 +313,7 @@ impl HistoryStore for Embedded {
         if !self.history {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
-        self.asked(|answer| Read::Metrics { account, from_ms, rows_max, answer })
+        self.submit_read(|answer| StoreReadRequest::Metrics { account, from_ms, rows_max, answer })
     }
 
     fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
@@ -311,8 +329,8 @@ impl HistoryStore for Embedded {
             return Box::pin(std::future::ready(Err(StoreError::Off)));
         }
         let (answer, answered) = oneshot::channel();
-        let weight = Weight { items: 1, bytes: row.definitions.len() };
-        if let Err((refused, _)) = self.writes.push(weight, Job::PutQueues { row, answer }) {
+        let weight = QueueWeight { items: 1, bytes: row.definitions.len() };
+        if let Err((refused, _)) = self.writes.push(weight, StoreJob::PutQueues { row, answer }) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -336,7 +354,7 @@ impl HistoryStore for Embedded {
     }
 
     fn shutdown(&self) {
-        // Lookups end first: their callbacks may still append, and wait for what is being written.
+        // Lookups end first: their callbacks may still append, and a lookup may wait for a write.
         self.lookups.close();
         self.reads.close();
         let mut threads = self.threads.lock().drain(..).collect::<Vec<_>>().into_iter();
@@ -349,12 +367,12 @@ impl HistoryStore for Embedded {
     }
 }
 
-impl Embedded {
-    /// The outcome of a job, when the writer is done with it and all before it.
-    fn written(
+impl EmbeddedStore {
+    /// Submits a job and resolves with its outcome, once the writer has finished it and all jobs before.
+    fn submit_job(
         &self,
-        weight: Weight,
-        job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> Job,
+        weight: QueueWeight,
+        job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> StoreJob,
     ) -> BoxFuture<'static, Result<(), StoreError>> {
         let (answer, answered) = oneshot::channel();
         if let Err((refused, _)) = self.writes.push(weight, job(answer)) {
@@ -363,39 +381,39 @@ impl Embedded {
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
-    /// What a reader finds.
-    fn asked<T: Send + 'static>(
+    /// Submits a read and resolves with its result.
+    fn submit_read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> Read,
+        read: impl FnOnce(oneshot::Sender<Result<T, StoreError>>) -> StoreReadRequest,
     ) -> BoxFuture<'static, Result<T, StoreError>> {
         let (answer, answered) = oneshot::channel();
-        if let Err((refused, _)) = self.reads.push(Weight { items: 1, bytes: 0 }, read(answer)) {
+        if let Err((refused, _)) = self.reads.push(QueueWeight { items: 1, bytes: 0 }, read(answer)) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
     }
 
-    fn refuse(&self, pushed: Result<(), (Refused, Job)>) {
-        if let Err((refused, Job::Append(append))) = pushed {
+    fn refuse(&self, pushed: Result<(), (PushRefusal, StoreJob)>) {
+        if let Err((refused, StoreJob::Append(append))) = pushed {
             self.pending.settle(&append.rows.ids);
             (append.done)(Err(refused.into()));
         }
     }
 }
 
-impl Drop for Embedded {
+impl Drop for EmbeddedStore {
     fn drop(&mut self) {
         self.shutdown();
     }
 }
 
-impl fmt::Debug for Embedded {
+impl fmt::Debug for EmbeddedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Embedded").field("history", &self.history).finish_non_exhaustive()
     }
 }
 
-/// A callback may drop the last handle to the store, on a thread that would then wait for itself.
+/// Joins a thread, unless it is the current one: a callback may drop the last handle of the store on a thread of the store.
 fn join(thread: Option<JoinHandle<()>>) {
     let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) else {
         return;
@@ -406,19 +424,19 @@ fn join(thread: Option<JoinHandle<()>>) {
 }
 
 thread_local! {
-    /// Where keys and values are written before it is known how long they are.
+    /// Buffers for keys and values whose length is not known beforehand.
     static SCRATCH: RefCell<(Vec<u8>, Vec<u8>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-fn message_rows(published: &Published) -> Vec<(fjall::Slice, fjall::Slice)> {
+fn message_rows(published: &PublishedMessages) -> Vec<(fjall::Slice, fjall::Slice)> {
     SCRATCH.with_borrow_mut(|(key, record)| {
         keys::channel_prefix(&published.key, key);
         let prefix = key.len();
         let connection_id = published.connection_id.to_string();
         let rows = published.messages.iter().map(|message| {
-            let Published { incarnation, timestamp_ms, .. } = *published;
+            let PublishedMessages { incarnation, timestamp_ms, .. } = *published;
             key.truncate(prefix);
-            let position = Position { timestamp_ms, sequence: message.sequence, incarnation };
+            let position = HistoryPosition { timestamp_ms, sequence: message.sequence, incarnation };
             key.extend_from_slice(&keys::position_suffix(position));
             record.clear();
             record::write_message(record, published, message, &connection_id);
@@ -432,14 +450,18 @@ fn presence_row(event: &PresenceEvent) -> (fjall::Slice, fjall::Slice) {
     SCRATCH.with_borrow_mut(|(key, record)| {
         let PresenceEvent { incarnation, timestamp_ms, sequence, .. } = *event;
         keys::channel_prefix(&event.key, key);
-        key.extend_from_slice(&keys::position_suffix(Position { timestamp_ms, sequence, incarnation }));
+        key.extend_from_slice(&keys::position_suffix(HistoryPosition {
+            timestamp_ms,
+            sequence,
+            incarnation,
+        }));
         record.clear();
         record::write_presence(record, event);
         (key.as_slice().into(), record.as_slice().into())
     })
 }
 
-fn given_rows(published: &Published) -> Vec<Remembered> {
+fn given_rows(published: &PublishedMessages) -> Vec<IdRow> {
     if !published.messages.iter().any(|message| message.id_given) {
         return Vec::new();
     }
@@ -453,14 +475,14 @@ fn given_rows(published: &Published) -> Vec<Remembered> {
     id_rows(&scope, given.map(|message| (&*message.id, stamp(message.sequence))))
 }
 
-fn id_rows<'a>(scope: &IdScope, ids: impl Iterator<Item = (&'a str, Stamp)>) -> Vec<Remembered> {
+fn id_rows<'a>(scope: &IdScope, ids: impl Iterator<Item = (&'a str, Stamp)>) -> Vec<IdRow> {
     let mut key = Vec::new();
     keys::id_prefix(scope, &mut key);
     let prefix = key.len();
     let rows = ids.map(|(id, stamp)| {
         key.truncate(prefix);
         key.extend_from_slice(id.as_bytes());
-        Remembered { key: key.as_slice().into(), stamp }
+        IdRow { key: key.as_slice().into(), stamp }
     });
     rows.collect()
 }

@@ -6,50 +6,50 @@ use std::sync::Arc;
 
 use fjall::OwnedWriteBatch;
 
-use crate::model::{KeptNonce, NoncePage};
+use crate::model::{ClaimedNonce, NoncePage};
 use crate::origin::history::StoreError;
 
 use super::keys;
-use super::partitions::{Kind, Partition, Partitions};
+use super::partitions::{Partition, PartitionKind, Partitions};
 
-/// What a page of them holds at most.
+/// Nonces on one page.
 const PAGE_ROWS: usize = 2_000;
 
 pub(super) struct Nonces {
     pub(super) partitions: Arc<Partitions>,
     pub(super) memory_ms: u64,
-    /// In each stretch of `memory_ms`; beyond it a claim is `Busy`.
+    /// Nonces in each interval of `memory_ms`; beyond it a claim is answered `Busy`.
     pub(super) rows_max: usize,
-    /// How many the stretch that is written to has.
+    /// Partition that is written to, and its number of rows.
     pub(super) rows: Option<(Partition, usize)>,
 }
 
-/// One that was claimed elsewhere.
-pub(super) struct KeptRow {
+/// A nonce that was claimed on another node.
+pub(super) struct ImportedNonceRow {
     pub(super) key: Vec<u8>,
     pub(super) age_ms: u64,
 }
 
-/// Epoch milliseconds. A token request is held against the system clock, so a claim is remembered by that, and until the earlier time
-/// says that it is too old: a clock that is wrong for a moment forgets none.
+/// Times of a claim, in epoch milliseconds. A token request is checked against the system clock, so its claim is remembered by that clock.
+/// A claim expires by the earlier time, so a clock that is wrong for a moment forgets none.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Now {
+pub(super) struct ClaimTimes {
     pub(super) claims_ms: u64,
     pub(super) expiry_ms: u64,
 }
 
 impl Nonces {
-    /// First what was claimed elsewhere, so that a claim beside it is refused. The outcome of each claim.
+    /// Adds imported nonces first, so that a claim of the same nonce is refused. Returns the outcome of each claim.
     pub(super) fn add(
         &mut self,
         batch: &mut OwnedWriteBatch,
-        kept: Vec<KeptRow>,
+        kept: Vec<ImportedNonceRow>,
         claims: Vec<Vec<u8>>,
-        now: Now,
+        now: ClaimTimes,
     ) -> fjall::Result<Vec<Result<bool, StoreError>>> {
-        let Now { claims_ms: now_ms, expiry_ms } = now;
+        let ClaimTimes { claims_ms: now_ms, expiry_ms } = now;
         let mut in_group = HashSet::new();
-        for KeptRow { key, age_ms } in kept {
+        for ImportedNonceRow { key, age_ms } in kept {
             if age_ms < self.memory_ms && !in_group.contains(&key) && !self.is_claimed(&key, expiry_ms)? {
                 self.insert(batch, &key, now_ms.saturating_sub(age_ms))?;
                 in_group.insert(key);
@@ -73,7 +73,9 @@ impl Nonces {
 
     fn is_claimed(&self, key: &[u8], expiry_ms: u64) -> fjall::Result<bool> {
         let oldest_ms = expiry_ms.saturating_sub(self.memory_ms);
-        for (_, keyspace) in self.partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX).iter().rev() {
+        for (_, keyspace) in
+            self.partitions.overlapping(PartitionKind::Nonces, oldest_ms, u64::MAX).iter().rev()
+        {
             if keyspace.get(key)?.is_some_and(|value| claimed_ms(&value) >= oldest_ms) {
                 return Ok(true);
             }
@@ -82,7 +84,7 @@ impl Nonces {
     }
 
     fn partition(&self, now_ms: u64) -> Partition {
-        Partition::containing(Kind::Nonces, now_ms, self.memory_ms, self.memory_ms)
+        Partition::containing(PartitionKind::Nonces, now_ms, self.memory_ms, self.memory_ms)
     }
 
     fn is_full(&mut self, now_ms: u64) -> fjall::Result<bool> {
@@ -107,7 +109,7 @@ impl Nonces {
     }
 }
 
-/// Those that are still remembered, behind `after`.
+/// Reads the nonces after `after` that are still remembered.
 pub(super) fn page(
     partitions: &Partitions,
     after: Option<&[u8]>,
@@ -119,8 +121,8 @@ pub(super) fn page(
         .and_then(|after| after.split_first_chunk())
         .map_or((None, None), |(place, key)| (Some(*place), Some(key)));
     let mut page = NoncePage::default();
-    for (partition, keyspace) in partitions.overlapping(Kind::Nonces, oldest_ms, u64::MAX) {
-        let place = partition.place();
+    for (partition, keyspace) in partitions.overlapping(PartitionKind::Nonces, oldest_ms, u64::MAX) {
+        let place = partition.order_key();
         if from.is_some_and(|from| place < from) {
             continue;
         }
@@ -131,7 +133,7 @@ pub(super) fn page(
             let Some(nonce) = keys::read_nonce_key(&key).filter(|_| claimed_ms >= oldest_ms) else {
                 continue;
             };
-            page.nonces.push(KeptNonce { nonce, age_ms: now_ms.saturating_sub(claimed_ms) });
+            page.nonces.push(ClaimedNonce { nonce, age_ms: now_ms.saturating_sub(claimed_ms) });
             if page.nonces.len() >= PAGE_ROWS {
                 page.next = Some([place.as_slice(), &key].concat().into());
                 return Ok(page);

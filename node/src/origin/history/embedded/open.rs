@@ -1,4 +1,4 @@
-//! Opening the database of a store, and saying plainly why it cannot be.
+//! Opening of a store's database, with clear errors.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,39 +15,39 @@ use parking_lot::Mutex;
 use crate::model::Clock;
 use crate::telemetry::{StoreOperation, StoreTimes};
 
-use super::health::Health;
-use super::ids::{Finder, IdPartitions, PendingIds};
-use super::members::Members;
+use super::health::DiskHealth;
+use super::ids::{IdFinder, IdPartitions, PendingIds};
+use super::members::MemberRows;
 use super::nonces::Nonces;
 use super::partitions::Partitions;
-use super::queue::{Bounds, Queue};
+use super::queue::{DiskQueue, DiskQueueBounds};
 use super::queues::QueueRows;
-use super::revocations::Revocations;
+use super::revocations::RevocationRows;
 use super::tables::{self, Table};
-use super::writer::{Writer, answer};
-use super::{Embedded, HIGHEST, Options, STATE, engine, reader};
+use super::writer::{StoreWriter, run_callbacks};
+use super::{EmbeddedOptions, EmbeddedStore, HIGHEST, STATE, engine, reader};
 
-/// So many lanes of lookups must be full before the queue of all is.
-const LANES_MIN: usize = 16;
+/// Number of full lookup queues that it takes to fill the finder's queue.
+const LOOKUP_QUEUES_MIN: usize = 16;
 const FORMAT: &str = "format";
-/// Small, since a journal stays until every keyspace in it is flushed, and each group has a row here.
+/// Small bound, since a journal stays until every keyspace in it is flushed, and each group writes a row to this one.
 const STATE_UNSEALED_BYTES_MAX: u64 = 1024 * 1024;
-/// Small for the same reason, and not so small that a crowd that comes and goes is flushed all the time.
+/// Small bound for the same reason, but large enough that members who come and go do not cause constant flushes.
 const MEMBERS_UNSEALED_BYTES_MAX: u64 = 8 * 1024 * 1024;
 pub(super) const FORMAT_VERSION: &str = "fanfare 1";
-/// Those without a stretch of time.
+/// Tables without a time range.
 pub(super) const TABLES: [&str; 3] = [STATE, "members", "queues"];
-/// The file by which fjall knows its own folder; written last when a database is made.
+/// File by which fjall recognises its own folder; it is written last when a database is created.
 pub(super) const MARKER: &str = "version";
 
-/// Why the store could not be opened; the text names the folder.
+/// Reason why the store could not be opened; the text names the folder.
 #[derive(Debug)]
-pub enum OpenError {
-    /// There is none where one was expected.
+pub enum StoreOpenError {
+    /// The folder has no store, and one was expected.
     Missing(PathBuf),
     Locked(PathBuf),
     Foreign(PathBuf),
-    /// Written by another version of this program.
+    /// Another version of this program wrote the store.
     Version {
         path: PathBuf,
         found: String,
@@ -62,7 +62,7 @@ pub enum OpenError {
     },
 }
 
-impl fmt::Display for OpenError {
+impl fmt::Display for StoreOpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing(path) => write!(f, "{} holds no store", path.display()),
@@ -91,7 +91,7 @@ impl fmt::Display for OpenError {
     }
 }
 
-impl std::error::Error for OpenError {
+impl std::error::Error for StoreOpenError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Io { error, .. } => Some(error),
@@ -100,15 +100,15 @@ impl std::error::Error for OpenError {
     }
 }
 
-impl Embedded {
-    /// Opens the store in the folder `path`, or makes it, and raises the clock above every timestamp in it.
-    pub fn open(path: &Path, options: &Options, clock: Clock) -> Result<Self, OpenError> {
-        let io_error = |error| OpenError::Io { path: path.to_owned(), error };
+impl EmbeddedStore {
+    /// Opens or creates the store in the folder `path`, and raises the clock above every timestamp in it.
+    pub fn open(path: &Path, options: &EmbeddedOptions, clock: Clock) -> Result<Self, StoreOpenError> {
+        let io_error = |error| StoreOpenError::Io { path: path.to_owned(), error };
         clear_unfinished(path).map_err(io_error)?;
         if is_foreign(path).map_err(io_error)? {
-            return Err(OpenError::Foreign(path.to_owned()));
+            return Err(StoreOpenError::Foreign(path.to_owned()));
         }
-        let opened = Opened::open(path)?;
+        let opened = OpenedStore::open(path)?;
         if opened.highest_ms > 0 {
             clock.raise(opened.highest_ms + 1);
         }
@@ -116,46 +116,46 @@ impl Embedded {
     }
 }
 
-pub(super) struct Opened {
+pub(super) struct OpenedStore {
     database: Database,
     pub(super) state: Table,
     pub(super) partitions: Partitions,
-    pub(super) members: Members,
+    pub(super) members: MemberRows,
     pub(super) queues: QueueRows,
     pub(super) highest_ms: u64,
     journal_bytes: u64,
 }
 
-impl Opened {
-    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+impl OpenedStore {
+    pub(super) fn open(path: &Path) -> Result<Self, StoreOpenError> {
         engine::listen();
         let opened = catch_unwind(AssertUnwindSafe(|| Self::try_open(path)));
-        let damaged = |_| OpenError::Damaged {
+        let damaged = |_| StoreOpenError::Damaged {
             path: path.to_owned(),
             reason: "its files contradict each other".into(),
         };
         opened.unwrap_or_else(|panic| Err(damaged(panic)))
     }
 
-    fn try_open(path: &Path) -> Result<Self, OpenError> {
+    fn try_open(path: &Path) -> Result<Self, StoreOpenError> {
         let explain = |error| explain(path, error);
         let database = tables::database(path).open().map_err(explain)?;
         let is_new = database.keyspace_count() == 0;
-        // A new journal is as large as it will be, and empty.
+        // A new journal is empty, but preallocated to its full size.
         let journal_bytes = if is_new { 0 } else { database.journal_disk_space().map_err(explain)? };
         let state = Table::open(&database, STATE, STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
         let found = state.keyspace().get(FORMAT).map_err(explain)?;
         match found.as_deref() {
             Some(known) if known == FORMAT_VERSION.as_bytes() => {}
-            // A store whose making was cut short has this one keyspace and nothing in it.
+            // A store whose creation was interrupted has this one keyspace and nothing in it.
             None if is_new || database.keyspace_count() == 1 => {
                 state.keyspace().insert(FORMAT, FORMAT_VERSION).map_err(explain)?;
                 database.persist(PersistMode::SyncAll).map_err(explain)?;
             }
-            None => return Err(OpenError::Foreign(path.to_owned())),
+            None => return Err(StoreOpenError::Foreign(path.to_owned())),
             Some(other) => {
                 let found = String::from_utf8_lossy(other).into_owned();
-                return Err(OpenError::Version { path: path.to_owned(), found });
+                return Err(StoreOpenError::Version { path: path.to_owned(), found });
             }
         }
         let highest_ms = state.keyspace().get(HIGHEST).map_err(explain)?;
@@ -164,32 +164,35 @@ impl Opened {
         let partitions = Partitions::open(database.clone()).map_err(explain)?;
         let members = Table::open(&database, "members", MEMBERS_UNSEALED_BYTES_MAX).map_err(explain)?;
         let queues = Table::open(&database, "queues", STATE_UNSEALED_BYTES_MAX).map_err(explain)?;
-        let (members, queues) = (Members(members), QueueRows(queues));
+        let (members, queues) = (MemberRows(members), QueueRows(queues));
         Ok(Self { database, state, partitions, members, queues, highest_ms, journal_bytes })
     }
 
-    fn start(self, path: &Path, options: &Options, clock: Clock) -> io::Result<Embedded> {
+    fn start(self, path: &Path, options: &EmbeddedOptions, clock: Clock) -> io::Result<EmbeddedStore> {
         let partitions = Arc::new(self.partitions);
-        let status = Arc::new(Health::new(path));
+        let status = Arc::new(DiskHealth::new(path));
         let queue_bytes = options.write_queue_bytes;
-        let writes = Arc::new(Queue::new(Bounds { items: options.write_queue_rows, bytes: queue_bytes }));
-        let lookups = Arc::new(Queue::new(Bounds { items: options.find_queue, bytes: queue_bytes }));
+        let writes =
+            Arc::new(DiskQueue::new(DiskQueueBounds { items: options.write_queue_rows, bytes: queue_bytes }));
+        let lookups =
+            Arc::new(DiskQueue::new(DiskQueueBounds { items: options.find_queue, bytes: queue_bytes }));
         let pending = Arc::new(PendingIds::new(lookups.clone()));
-        let reads = Arc::new(Queue::new(Bounds { items: options.read_queue, bytes: usize::MAX }));
+        let reads =
+            Arc::new(DiskQueue::new(DiskQueueBounds { items: options.read_queue, bytes: usize::MAX }));
         let ids = IdPartitions { partitions: partitions.clone(), window_ms: options.idempotency_window_ms };
         let (answers, answered) = mpsc::channel();
         let operations = [StoreOperation::Append, StoreOperation::Read, StoreOperation::FindIds];
         let times = Arc::new(StoreTimes::new("embedded", &operations));
-        let finder = Finder {
+        let finder = IdFinder {
             queue: lookups.clone(),
             stored: ids.clone(),
             pending: pending.clone(),
             clock: clock.clone(),
             times: times.clone(),
-            lanes: HashMap::new(),
-            lane_max: (options.find_queue / LANES_MIN).max(1),
+            parked: HashMap::new(),
+            parked_max: (options.find_queue / LOOKUP_QUEUES_MIN).max(1),
         };
-        let writer = Writer {
+        let writer = StoreWriter {
             database: self.database,
             partitions: partitions.clone(),
             state: self.state,
@@ -201,7 +204,10 @@ impl Opened {
                 rows_max: options.nonces,
                 rows: None,
             },
-            revocations: Revocations { partitions: partitions.clone(), kept_ms: options.revocation_kept_ms },
+            revocations: RevocationRows {
+                partitions: partitions.clone(),
+                retention_ms: options.revocation_kept_ms,
+            },
             members: self.members.clone(),
             queues: self.queues.clone(),
             clock: clock.clone(),
@@ -213,8 +219,8 @@ impl Opened {
             unflushed: usize::try_from(self.journal_bytes).unwrap_or(usize::MAX),
         };
         let threads = Mutex::default();
-        // Made first, so that a thread that cannot be started ends those that were.
-        let store = Embedded {
+        // Created first, so that an error while starting a thread also ends the threads started before.
+        let store = EmbeddedStore {
             history: options.history,
             nonce_memory_ms: options.nonce_memory_ms,
             clock,
@@ -234,7 +240,7 @@ impl Opened {
         };
         start("store-ids", Box::new(move || finder.run()))?;
         start("store-writer", Box::new(move || writer.run()))?;
-        start("store-answers", Box::new(move || answer(&answered, &writes)))?;
+        start("store-answers", Box::new(move || run_callbacks(&answered, &writes)))?;
         for _ in 0..options.read_threads.max(1) {
             let (reads, partitions, times) = (reads.clone(), partitions.clone(), times.clone());
             start("store-reader", Box::new(move || reader::run(&reads, &partitions, &times)))?;
@@ -247,21 +253,21 @@ fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>
     thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
-/// A process killed while it made the database leaves a journal that stands in the way of the next one.
+/// Removes the journal that a process leaves if it is killed while it creates the database; it would block the next attempt.
 fn clear_unfinished(path: &Path) -> io::Result<()> {
     let (lock, journal) = (path.join("lock"), path.join("0.jnl"));
     if path.join(MARKER).exists() || !lock.exists() || !journal.exists() {
         return Ok(());
     }
     let lock = File::options().write(true).open(lock)?;
-    // Held by another process: that one is making it right now.
+    // If another process holds the lock, it is creating the database now.
     if lock.try_lock().is_ok() {
         fs::remove_file(journal)?;
     }
     Ok(())
 }
 
-/// The folder has no database in it but other things.
+/// Returns whether the folder holds other files and no database.
 fn is_foreign(path: &Path) -> io::Result<bool> {
     if !path.exists() || path.join(MARKER).exists() {
         return Ok(false);
@@ -275,21 +281,20 @@ fn is_foreign(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-fn explain(path: &Path, error: fjall::Error) -> OpenError {
+fn explain(path: &Path, error: fjall::Error) -> StoreOpenError {
     let path = path.to_owned();
     match error {
-        fjall::Error::Locked => OpenError::Locked(path),
-        fjall::Error::Io(error) => OpenError::Io { path, error },
-        fjall::Error::InvalidVersion(_) => OpenError::Foreign(path),
+        fjall::Error::Locked => StoreOpenError::Locked(path),
+        fjall::Error::Io(error) => StoreOpenError::Io { path, error },
+        fjall::Error::InvalidVersion(_) => StoreOpenError::Foreign(path),
         other => match of_system(&other) {
-            Some(code) => OpenError::Io { path, error: io::Error::from_raw_os_error(code) },
-            None => OpenError::Damaged { path, reason: other.to_string() },
+            Some(code) => StoreOpenError::Io { path, error: io::Error::from_raw_os_error(code) },
+            None => StoreOpenError::Damaged { path, reason: other.to_string() },
         },
     }
 }
 
-/// The error of the system that lies behind another one, if it is that nothing more could be opened or written: the files of
-/// the store are as they were.
+/// Returns the system error behind another error, if nothing more could be opened or written. The files of the store are then unchanged.
 fn of_system(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     std::iter::successors(Some(error), |error| error.source())
         .filter_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error())

@@ -1,4 +1,4 @@
-//! Rows by stretch of time, so that what has expired is dropped as a whole.
+//! Partitions of rows by time range, so that expired rows are dropped as a whole.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use parking_lot::RwLock;
 use super::tables::{Table, UNSEALED_BYTES_MAX};
 use crate::origin::disk::snapshot::DiskSnapshot;
 
-/// A partition outlives its last row by this much, so that nothing queued finds it gone.
-const GRACE_MS: u64 = 10 * 60_000;
+/// Time that a partition outlives its last row, so that no queued write or read finds it removed.
+const DROP_DELAY_MS: u64 = 10 * 60_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum PartitionKind {
     Messages,
     Presence,
     Ids,
@@ -21,23 +21,23 @@ pub(super) enum Kind {
     Metrics,
 }
 
-/// A stretch of time and how long its rows are kept; both stand in its name.
+/// A time range of rows, and their retention; its name contains both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Partition {
-    pub(super) kind: Kind,
+    pub(super) kind: PartitionKind,
     pub(super) start_ms: u64,
     width_ms: u64,
     pub(super) keep_ms: u64,
 }
 
 impl Partition {
-    pub(super) fn containing(kind: Kind, timestamp_ms: u64, width_ms: u64, keep_ms: u64) -> Self {
+    pub(super) fn containing(kind: PartitionKind, timestamp_ms: u64, width_ms: u64, keep_ms: u64) -> Self {
         let width_ms = width_ms.max(1);
         Self { kind, start_ms: timestamp_ms - timestamp_ms % width_ms, width_ms, keep_ms }
     }
 
-    /// The partitions of a kind are in the order of these.
-    pub(super) fn place(&self) -> [u8; 24] {
+    /// Sort key of the partitions of one kind.
+    pub(super) fn order_key(&self) -> [u8; 24] {
         let numbers = [self.start_ms, self.width_ms, self.keep_ms].map(u64::to_be_bytes);
         std::array::from_fn(|byte| numbers.as_flattened()[byte])
     }
@@ -47,17 +47,17 @@ impl Partition {
     }
 
     fn has_expired(&self, now_ms: u64) -> bool {
-        self.end_ms().saturating_add(self.keep_ms).saturating_add(GRACE_MS) <= now_ms
+        self.end_ms().saturating_add(self.keep_ms).saturating_add(DROP_DELAY_MS) <= now_ms
     }
 
     pub(super) fn name(&self) -> String {
         let kind = match self.kind {
-            Kind::Messages => "messages",
-            Kind::Presence => "presence",
-            Kind::Ids => "ids",
-            Kind::Nonces => "nonces",
-            Kind::Revocations => "revocations",
-            Kind::Metrics => "metrics",
+            PartitionKind::Messages => "messages",
+            PartitionKind::Presence => "presence",
+            PartitionKind::Ids => "ids",
+            PartitionKind::Nonces => "nonces",
+            PartitionKind::Revocations => "revocations",
+            PartitionKind::Metrics => "metrics",
         };
         format!("{kind}.{}.{}.{}", self.start_ms, self.width_ms, self.keep_ms)
     }
@@ -65,12 +65,12 @@ impl Partition {
     pub(super) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.split('.');
         let kind = match parts.next()? {
-            "messages" => Kind::Messages,
-            "presence" => Kind::Presence,
-            "ids" => Kind::Ids,
-            "nonces" => Kind::Nonces,
-            "revocations" => Kind::Revocations,
-            "metrics" => Kind::Metrics,
+            "messages" => PartitionKind::Messages,
+            "presence" => PartitionKind::Presence,
+            "ids" => PartitionKind::Ids,
+            "nonces" => PartitionKind::Nonces,
+            "revocations" => PartitionKind::Revocations,
+            "metrics" => PartitionKind::Metrics,
             _ => return None,
         };
         let mut number = || parts.next()?.parse().ok();
@@ -104,7 +104,7 @@ impl Partitions {
         Ok(table)
     }
 
-    /// The tables with these names, which are there, and all partitions, at one moment.
+    /// Takes a snapshot of the named tables, which must exist, and of all partitions, at one moment.
     pub(super) fn snapshot(&self, format: &'static str, names: &[&str]) -> fjall::Result<DiskSnapshot> {
         let mut tables = Vec::new();
         for name in names {
@@ -124,8 +124,13 @@ impl Partitions {
         self.open.read().values().cloned().collect()
     }
 
-    /// Those that may hold rows of `from_ms..=to_ms`, oldest first.
-    pub(super) fn overlapping(&self, kind: Kind, from_ms: u64, to_ms: u64) -> Vec<(Partition, Keyspace)> {
+    /// Returns the partitions that may hold rows of `from_ms..=to_ms`, oldest first.
+    pub(super) fn overlapping(
+        &self,
+        kind: PartitionKind,
+        from_ms: u64,
+        to_ms: u64,
+    ) -> Vec<(Partition, Keyspace)> {
         let open = self.open.read();
         let of_kind = open.iter().filter(|(partition, _)| partition.kind == kind);
         of_kind
@@ -134,7 +139,7 @@ impl Partitions {
             .collect()
     }
 
-    pub(super) fn of_kind(&self, kind: Kind) -> Vec<(Partition, Table)> {
+    pub(super) fn of_kind(&self, kind: PartitionKind) -> Vec<(Partition, Table)> {
         let open = self.open.read();
         let of_kind = open.iter().filter(|(partition, _)| partition.kind == kind);
         of_kind.map(|(partition, table)| (*partition, table.clone())).collect()

@@ -14,13 +14,13 @@ use super::failed;
 pub(super) struct QueueRows(pub(super) Table);
 
 impl QueueRows {
-    /// Puts each row in the place of that of the revision before; says for each whether there was that one.
+    /// Replaces each row if the stored one has the previous revision; returns for each whether it did.
     pub(super) fn put(
         &self,
         batch: &mut OwnedWriteBatch,
         rows: Vec<StoredQueues>,
     ) -> fjall::Result<Vec<bool>> {
-        // Rows of the batch are not in the table yet.
+        // Rows of this batch are not yet visible in the table.
         let mut put: HashMap<AccountId, u64> = HashMap::new();
         let mut outcomes = Vec::new();
         for StoredQueues { account, revision, definitions } in rows {
@@ -39,7 +39,7 @@ impl QueueRows {
         Ok(outcomes)
     }
 
-    /// The rows whose revision is not the known one, in no order.
+    /// Reads the rows whose revision differs from the known one, in no order.
     pub(super) fn changed(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
         let mut changed = Vec::new();
         for row in self.0.keyspace().iter() {

@@ -1,4 +1,4 @@
-//! Pages of history, read on a few threads of the store's own.
+//! Reads of history pages, on a few threads of the store.
 
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,18 +9,20 @@ use fjall::{Keyspace, KvPair};
 use tokio::sync::oneshot;
 
 use crate::model::{AccountId, NoncePage};
-use crate::origin::history::{Direction, HistoryPage, HistoryQuery, Position, Row, RowKind, StoreError};
+use crate::origin::history::{
+    Direction, HistoryPage, HistoryPosition, HistoryQuery, HistoryRow, RowKind, StoreError,
+};
 use crate::origin::metering::MetricRow;
 use crate::telemetry::{StoreOperation, StoreTimes};
 
-use super::partitions::{Kind, Partitions};
-use super::queue::Queue;
+use super::partitions::{PartitionKind, Partitions};
+use super::queue::DiskQueue;
 use super::{failed, keys, metrics, nonces};
 
-/// A page ends early after this many rows that `until` leaves out, so that no read takes long.
+/// Rows left out because of `until` after which a page ends early, so that no read takes long.
 const SKIPPED_MAX: usize = 50_000;
 
-pub(super) enum Read {
+pub(super) enum StoreReadRequest {
     Page {
         query: HistoryQuery,
         answer: oneshot::Sender<Result<HistoryPage, StoreError>>,
@@ -39,16 +41,16 @@ pub(super) enum Read {
     },
 }
 
-/// Until the queue is closed and empty.
-pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>, times: &StoreTimes) {
+/// Serves reads until the queue is closed and empty.
+pub(super) fn run(queue: &DiskQueue<StoreReadRequest>, partitions: &Arc<Partitions>, times: &StoreTimes) {
     while let Some(read) = queue.take_one() {
         let begun = Instant::now();
         match read {
-            Read::Page { query, answer } => give(answer, || page(partitions, &query)),
-            Read::Metrics { account, from_ms, rows_max, answer } => {
+            StoreReadRequest::Page { query, answer } => give(answer, || page(partitions, &query)),
+            StoreReadRequest::Metrics { account, from_ms, rows_max, answer } => {
                 give(answer, || metrics::read(partitions, &account, from_ms, rows_max));
             }
-            Read::Nonces { after, memory_ms, now_ms, answer } => {
+            StoreReadRequest::Nonces { after, memory_ms, now_ms, answer } => {
                 let page = || nonces::page(partitions, after.as_deref(), memory_ms, now_ms);
                 give(answer, || page().map_err(failed));
             }
@@ -57,7 +59,7 @@ pub(super) fn run(queue: &Queue<Read>, partitions: &Arc<Partitions>, times: &Sto
     }
 }
 
-/// A caller that has gone needs no answer.
+/// Sends the result of a read; skips the read if the caller has dropped the receiver.
 fn give<T>(answer: oneshot::Sender<Result<T, StoreError>>, read: impl FnOnce() -> Result<T, StoreError>) {
     if !answer.is_closed() {
         let found = catch_unwind(AssertUnwindSafe(read));
@@ -66,11 +68,12 @@ fn give<T>(answer: oneshot::Sender<Result<T, StoreError>>, read: impl FnOnce() -
 }
 
 fn page(partitions: &Partitions, query: &HistoryQuery) -> Result<HistoryPage, StoreError> {
-    let mut filling = Filling { query, page: HistoryPage::default(), bytes: 0, skipped: 0, seen: None };
-    let Some(range) = Range::of(query) else { return Ok(filling.page) };
+    let mut filling =
+        EmbeddedPageBuilder { query, page: HistoryPage::default(), bytes: 0, skipped: 0, seen: None };
+    let Some(range) = HistoryKeyRange::of(query) else { return Ok(filling.page) };
     let kind = match query.kind {
-        RowKind::Messages => Kind::Messages,
-        RowKind::Presence => Kind::Presence,
+        RowKind::Messages => PartitionKind::Messages,
+        RowKind::Presence => PartitionKind::Presence,
     };
     let mut days = partitions.overlapping(kind, range.from_ms, range.to_ms);
     if query.direction == Direction::Backwards {
@@ -78,9 +81,9 @@ fn page(partitions: &Partitions, query: &HistoryQuery) -> Result<HistoryPage, St
     }
     for day in days.chunk_by(|(a, _), (b, _)| a.start_ms == b.start_ms) {
         let classes = day.iter().map(|(_, keyspace)| range.rows(keyspace, query.direction));
-        let mut merged = Merged::new(classes, query.direction).map_err(failed)?;
-        while let Some(row) = merged.next().map_err(failed)? {
-            if !filling.take(&row)? {
+        let mut merge = PartitionRowMerge::new(classes, query.direction).map_err(failed)?;
+        while let Some(row) = merge.next().map_err(failed)? {
+            if !filling.push(&row)? {
                 return Ok(filling.page);
             }
         }
@@ -88,16 +91,16 @@ fn page(partitions: &Partitions, query: &HistoryQuery) -> Result<HistoryPage, St
     Ok(filling.page)
 }
 
-/// The keys of a query, newest row first, and the times that they can hold.
-struct Range {
+/// Key range of a query, newest row first, and the times that it can hold.
+struct HistoryKeyRange {
     newest: Bound<Vec<u8>>,
     oldest: Bound<Vec<u8>>,
     from_ms: u64,
     to_ms: u64,
 }
 
-impl Range {
-    /// None: no row can be in it.
+impl HistoryKeyRange {
+    /// Returns `None` if no row can be in the range.
     fn of(query: &HistoryQuery) -> Option<Self> {
         let (oldest, newest) = query.ends()?;
         if oldest == newest && query.cursor == Some(oldest) {
@@ -105,7 +108,7 @@ impl Range {
         }
         let mut key = Vec::new();
         keys::channel_prefix(&query.key, &mut key);
-        let bound = |position: Position| {
+        let bound = |position: HistoryPosition| {
             let key = [key.as_slice(), &keys::position_suffix(position)].concat();
             if query.cursor == Some(position) { Bound::Excluded(key) } else { Bound::Included(key) }
         };
@@ -113,7 +116,7 @@ impl Range {
         Some(Self { newest: bound(newest), oldest: bound(oldest), from_ms, to_ms })
     }
 
-    fn rows(&self, keyspace: &Keyspace, direction: Direction) -> Rows {
+    fn rows(&self, keyspace: &Keyspace, direction: Direction) -> KeyspaceRows {
         let bounds = (self.newest.as_ref().map(Vec::as_slice), self.oldest.as_ref().map(Vec::as_slice));
         let rows = keyspace.range::<&[u8], _>(bounds);
         match direction {
@@ -123,22 +126,22 @@ impl Range {
     }
 }
 
-type Rows = Box<dyn Iterator<Item = fjall::Result<KvPair>>>;
+type KeyspaceRows = Box<dyn Iterator<Item = fjall::Result<KvPair>>>;
 
-/// The rows of one day in order, whatever retention they were stored under.
-struct Merged {
-    sources: Vec<(Rows, Option<KvPair>)>,
+/// Merged rows of one day in order, over all retentions.
+struct PartitionRowMerge {
+    sources: Vec<(KeyspaceRows, Option<KvPair>)>,
     direction: Direction,
 }
 
-impl Merged {
-    fn new(sources: impl Iterator<Item = Rows>, direction: Direction) -> fjall::Result<Self> {
-        let mut merged = Self { sources: Vec::new(), direction };
+impl PartitionRowMerge {
+    fn new(sources: impl Iterator<Item = KeyspaceRows>, direction: Direction) -> fjall::Result<Self> {
+        let mut merge = Self { sources: Vec::new(), direction };
         for mut rows in sources {
             let first = rows.next().transpose()?;
-            merged.sources.push((rows, first));
+            merge.sources.push((rows, first));
         }
-        Ok(merged)
+        Ok(merge)
     }
 
     fn next(&mut self) -> fjall::Result<Option<KvPair>> {
@@ -155,18 +158,17 @@ impl Merged {
     }
 }
 
-/// A page being filled.
-struct Filling<'a> {
+struct EmbeddedPageBuilder<'a> {
     query: &'a HistoryQuery,
     page: HistoryPage,
     bytes: usize,
     skipped: usize,
-    seen: Option<Position>,
+    seen: Option<HistoryPosition>,
 }
 
-impl Filling<'_> {
-    /// False once the page is full; then `next` is set, since a row was left.
-    fn take(&mut self, (key, value): &KvPair) -> Result<bool, StoreError> {
+impl EmbeddedPageBuilder<'_> {
+    /// Adds a row. Returns false once the page is full; `next` is then set, since a row was left.
+    fn push(&mut self, (key, value): &KvPair) -> Result<bool, StoreError> {
         let position = keys::position_of(key).ok_or_else(|| failed("a stored key is damaged"))?;
         let is_full = self.page.rows.len() >= self.query.limit
             || (self.bytes >= self.query.bytes_max && !self.page.rows.is_empty());
@@ -181,12 +183,12 @@ impl Filling<'_> {
         }
         let json = std::str::from_utf8(value).map_err(|_| failed("a stored record is damaged"))?;
         self.bytes += json.len();
-        self.page.rows.push(Row { position, json: json.into() });
+        self.page.rows.push(HistoryRow { position, json: json.into() });
         Ok(true)
     }
 
-    /// Who attached with the serial of `until` receives this row live.
-    fn is_live(&self, position: Position) -> bool {
+    /// Returns whether a client that attaches with the serial of `until` receives this row live.
+    fn is_live(&self, position: HistoryPosition) -> bool {
         let until = self.query.until.as_ref();
         let reached = until.and_then(|serial| serial.sequence_of(position.incarnation));
         reached.is_some_and(|sequence| position.sequence > sequence)

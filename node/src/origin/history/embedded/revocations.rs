@@ -7,21 +7,22 @@ use fjall::OwnedWriteBatch;
 
 use crate::model::{ClientId, KeyName, Revocation};
 
-use super::partitions::{Kind, Partition, Partitions};
+use super::partitions::{Partition, PartitionKind, Partitions};
 use super::tables::Table;
 use super::{DAY_MS, keys};
 
-/// The value of a row is its `issued_before_ms`, which also decides the partition, so that a row goes when no token
-/// is left that it speaks of.
-pub(super) struct Revocations {
+/// Rows of revocations. The value is `issued_before_ms`, which also selects the partition, so a row is dropped once every token that it
+/// revokes has expired.
+pub(super) struct RevocationRows {
     pub(super) partitions: Arc<Partitions>,
-    pub(super) kept_ms: u64,
+    pub(super) retention_ms: u64,
 }
 
-impl Revocations {
-    /// Of one key and clientId the latest is kept. What a key revokes as a whole takes the place of its clientIds.
+impl RevocationRows {
+    /// Adds revocations to the batch. The latest of each key and clientId is kept. A revocation of a whole key replaces those of its
+    /// clientIds.
     pub(super) fn add(&self, batch: &mut OwnedWriteBatch, revocations: Vec<Revocation>) -> fjall::Result<()> {
-        // What is in the batch cannot be read yet, so the group is merged before it is held against the rows.
+        // Rows of this batch cannot be read yet, so the group is merged before it is compared with the stored rows.
         let mut group: BTreeMap<(KeyName, Option<ClientId>), u64> = BTreeMap::new();
         for Revocation { key_name, client_id, issued_before_ms } in revocations {
             let latest = group.entry((key_name, client_id)).or_default();
@@ -38,8 +39,13 @@ impl Revocations {
             if client_id.is_some() && self.latest(&row)? >= *issued_before_ms {
                 continue;
             }
-            let own = Partition::containing(Kind::Revocations, *issued_before_ms, DAY_MS, self.kept_ms);
-            for (partition, table) in self.partitions.of_kind(Kind::Revocations) {
+            let own = Partition::containing(
+                PartitionKind::Revocations,
+                *issued_before_ms,
+                DAY_MS,
+                self.retention_ms,
+            );
+            for (partition, table) in self.partitions.of_kind(PartitionKind::Revocations) {
                 if client_id.is_none() {
                     remove_covered(&table, batch, &row, *issued_before_ms, partition == own)?;
                 } else if partition != own && table.keyspace().contains_key(&row)? {
@@ -51,10 +57,10 @@ impl Revocations {
         Ok(())
     }
 
-    /// Every row, in no order.
+    /// Reads all rows, in no order.
     pub(super) fn all(partitions: &Partitions) -> fjall::Result<Vec<Revocation>> {
         let mut all = Vec::new();
-        for (_, table) in partitions.of_kind(Kind::Revocations) {
+        for (_, table) in partitions.of_kind(PartitionKind::Revocations) {
             for row in table.keyspace().iter() {
                 let (key, value) = row.into_inner()?;
                 all.extend(read(&key, &value));
@@ -63,18 +69,18 @@ impl Revocations {
         Ok(all)
     }
 
-    /// 0: there is none.
+    /// Latest stored time of the row; 0 if there is none.
     fn latest(&self, row: &[u8]) -> fjall::Result<u64> {
         let mut latest = 0;
-        for (_, table) in self.partitions.of_kind(Kind::Revocations) {
+        for (_, table) in self.partitions.of_kind(PartitionKind::Revocations) {
             latest = latest.max(table.keyspace().get(row)?.map_or(0, |value| number(&value)));
         }
         Ok(latest)
     }
 }
 
-/// Removes the rows of a key that say no more than its new one; `is_written`: that one goes into this very table, and what a
-/// batch removes and inserts at once has no order.
+/// Removes the rows of a key that its new row makes redundant. `is_written`: the new row goes into the same table, so its key must not
+/// also be removed, since a batch has no order.
 fn remove_covered(
     table: &Table,
     batch: &mut OwnedWriteBatch,
@@ -95,7 +101,7 @@ fn number(value: &[u8]) -> u64 {
     value.first_chunk().copied().map_or(0, u64::from_be_bytes)
 }
 
-/// None: the row is damaged.
+/// Returns `None` if the row is damaged.
 fn read(key: &[u8], value: &[u8]) -> Option<Revocation> {
     let (key_name, client_id) = keys::read_revocation_key(key)?;
     let client_id = if client_id.is_empty() { None } else { Some(ClientId::stored(client_id)) };

@@ -1,4 +1,4 @@
-//! The contract over the embedded store, and what is its own: folders, full queues, refused writes.
+//! The contract over the embedded store, and tests of its own features: folders, full queues, refused writes.
 
 mod clock;
 mod nonces;
@@ -11,44 +11,44 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use super::ids::Remembered;
-use super::{DAY_MS, Embedded, OpenError, Options, keys, tables};
-use crate::model::{Clock, Limits, Message, Published, Revocation, Stamp};
+use super::ids::IdRow;
+use super::{DAY_MS, EmbeddedOptions, EmbeddedStore, StoreOpenError, keys, tables};
+use crate::model::{Clock, Limits, Message, PublishedMessages, Revocation, Stamp};
 use crate::origin::history::contract::{
-    PATIENCE, Place, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query, raw,
-    scope, wait, with_ids,
+    PATIENCE, StoreFixture, WINDOW_MS, channel, contract_tests, message, messages, nonce, published, query,
+    raw, scope, wait, with_ids,
 };
-use crate::origin::history::{HistoryQuery, HistoryStore, Kept, StoreError};
+use crate::origin::history::{HistoryCoverage, HistoryQuery, HistoryStore, StoreError};
 
-struct Folder(TempDir);
+struct EmbeddedFixture(TempDir);
 
-impl Place for Folder {
+impl StoreFixture for EmbeddedFixture {
     fn open(&self, clock: &Clock) -> Arc<dyn HistoryStore> {
-        let options = Options { idempotency_window_ms: WINDOW_MS, ..options() };
-        Arc::new(Embedded::open(self.0.path(), &options, clock.clone()).expect("opens"))
+        let options = EmbeddedOptions { idempotency_window_ms: WINDOW_MS, ..options() };
+        Arc::new(EmbeddedStore::open(self.0.path(), &options, clock.clone()).expect("opens"))
     }
 }
 
-contract_tests!(Folder(folder()));
+contract_tests!(EmbeddedFixture(folder()));
 
 fn folder() -> TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-fn options() -> Options {
-    Options::new(true, &Limits::default())
+fn options() -> EmbeddedOptions {
+    EmbeddedOptions::new(true, &Limits::default())
 }
 
-fn open(folder: &TempDir) -> Result<Embedded, OpenError> {
-    Embedded::open(folder.path(), &options(), Clock::system())
+fn open(folder: &TempDir) -> Result<EmbeddedStore, StoreOpenError> {
+    EmbeddedStore::open(folder.path(), &options(), Clock::system())
 }
 
 #[test]
-fn a_second_process_is_told_so() {
+fn second_process_is_refused_as_store_in_use() {
     let folder = folder();
     let _first = open(&folder).expect("opens");
     let error = open(&folder).expect_err("locked");
-    assert!(matches!(error, OpenError::Locked(_)), "{error}");
+    assert!(matches!(error, StoreOpenError::Locked(_)), "{error}");
     assert!(error.to_string().contains("in use by another process"), "{error}");
 }
 
@@ -56,7 +56,7 @@ fn a_second_process_is_told_so() {
 fn a_foreign_folder_is_refused_and_left_alone() {
     let folder = folder();
     std::fs::write(folder.path().join("thesis.txt"), "years of work").expect("written");
-    assert!(matches!(open(&folder), Err(OpenError::Foreign(_))));
+    assert!(matches!(open(&folder), Err(StoreOpenError::Foreign(_))));
     assert_eq!(std::fs::read_dir(folder.path()).expect("read").count(), 1);
 }
 
@@ -66,7 +66,7 @@ fn another_programs_database_is_refused() {
     let database = fjall::Database::builder(folder.path()).open().expect("opens");
     database.keyspace("theirs", Default::default).expect("made");
     drop(database);
-    assert!(matches!(open(&folder), Err(OpenError::Foreign(_))));
+    assert!(matches!(open(&folder), Err(StoreOpenError::Foreign(_))));
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn damage_is_an_error_and_no_panic() {
     std::fs::create_dir(folder.path().join("keyspaces").join("0")).expect("made");
     std::fs::write(folder.path().join("keyspaces").join("0").join("current"), "x").expect("written");
     let error = open(&folder).expect_err("damaged");
-    assert!(matches!(error, OpenError::Damaged { .. } | OpenError::Io { .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::Damaged { .. } | StoreOpenError::Io { .. }), "{error}");
 }
 
 #[test]
@@ -104,8 +104,9 @@ fn acked_messages_are_readable_after_crash() {
 #[test]
 fn full_queues_are_busy_and_every_callback_runs_once() {
     let folder = folder();
-    let options = Options { write_queue_rows: 8, find_queue: 8, read_queue: 1, read_threads: 1, ..options() };
-    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let options =
+        EmbeddedOptions { write_queue_rows: 8, find_queue: 8, read_queue: 1, read_threads: 1, ..options() };
+    let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     let (send, receive) = mpsc::channel();
     for sequence in 1..=2_000 {
@@ -135,8 +136,12 @@ fn full_queues_are_busy_and_every_callback_runs_once() {
 #[test]
 fn append_begun_with_room_is_stored_whole_past_queue_bound() {
     let folder = folder();
-    let store = Embedded::open(folder.path(), &Options { write_queue_rows: 8, ..options() }, Clock::system())
-        .expect("opens");
+    let store = EmbeddedStore::open(
+        folder.path(),
+        &EmbeddedOptions { write_queue_rows: 8, ..options() },
+        Clock::system(),
+    )
+    .expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     let (go_on, held) = mpsc::channel::<()>();
     let (began, begun) = mpsc::channel();
@@ -165,28 +170,28 @@ fn append_begun_with_room_is_stored_whole_past_queue_bound() {
     assert_eq!(wait(store.read(query(&key))).expect("read").rows.len(), 106);
 }
 
-/// An id that the writer does not come to before this is dropped.
-struct Unwritten<'a>(&'a Embedded, [Remembered; 1]);
+/// An id that stays pending until this guard is dropped.
+struct UnwrittenId<'a>(&'a EmbeddedStore, [IdRow; 1]);
 
-impl<'a> Unwritten<'a> {
-    fn new(store: &'a Embedded, channel_name: &str, id: &str) -> Self {
+impl<'a> UnwrittenId<'a> {
+    fn new(store: &'a EmbeddedStore, channel_name: &str, id: &str) -> Self {
         let mut key = Vec::new();
         keys::id_prefix(&scope(&channel("acme", channel_name)), &mut key);
         key.extend_from_slice(id.as_bytes());
-        let ids = [Remembered { key: key.into(), stamp: Stamp { incarnation: 1, sequence: 1 } }];
+        let ids = [IdRow { key: key.into(), stamp: Stamp { incarnation: 1, sequence: 1 } }];
         store.pending.add(&ids);
         Self(store, ids)
     }
 }
 
-impl Drop for Unwritten<'_> {
+impl Drop for UnwrittenId<'_> {
     fn drop(&mut self) {
         self.0.pending.settle(&self.1);
     }
 }
 
-/// Looks ids up, and sends `<channel> <id>` when one was answered, or the error with it.
-fn looker_up(store: &Embedded) -> (impl Fn(&str, &str), mpsc::Receiver<String>) {
+/// Returns a function that looks ids up, and the receiver of `<channel> <id>` for each answer, with the error if there was one.
+fn looker_up(store: &EmbeddedStore) -> (impl Fn(&str, &str), mpsc::Receiver<String>) {
     let (send, receive) = mpsc::channel();
     let look_up = move |channel_name: &str, id: &str| {
         let (send, answer) = (send.clone(), format!("{channel_name} {id}"));
@@ -203,7 +208,7 @@ fn looker_up(store: &Embedded) -> (impl Fn(&str, &str), mpsc::Receiver<String>) 
 fn id_lookup_does_not_wait_for_write_of_another_channel() {
     let folder = folder();
     let store = open(&folder).expect("opens");
-    let unwritten = Unwritten::new(&store, "slow", "x");
+    let unwritten = UnwrittenId::new(&store, "slow", "x");
     let (look_up, answers) = looker_up(&store);
     for (channel_name, id) in [("slow", "x"), ("slow", "y"), ("fast", "x"), ("slow", "z"), ("fast", "y")] {
         look_up(channel_name, id);
@@ -217,9 +222,9 @@ fn id_lookup_does_not_wait_for_write_of_another_channel() {
 #[test]
 fn a_lane_that_waits_is_bounded_and_does_not_fill_the_queue() {
     let folder = folder();
-    let options = Options { find_queue: 32, ..options() };
-    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
-    let unwritten = Unwritten::new(&store, "slow", "x");
+    let options = EmbeddedOptions { find_queue: 32, ..options() };
+    let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
+    let unwritten = UnwrittenId::new(&store, "slow", "x");
     let (look_up, answers) = looker_up(&store);
     let next = || answers.recv_timeout(PATIENCE).expect("answered");
     look_up("slow", "x");
@@ -238,7 +243,7 @@ fn a_lane_that_waits_is_bounded_and_does_not_fill_the_queue() {
 fn a_stop_answers_lookups_that_wait() {
     let folder = folder();
     let store = open(&folder).expect("opens");
-    let unwritten = Unwritten::new(&store, "slow", "x");
+    let unwritten = UnwrittenId::new(&store, "slow", "x");
     let (look_up, answers) = looker_up(&store);
     look_up("slow", "x");
     look_up("slow", "y");
@@ -266,8 +271,8 @@ fn nonce_and_revocation_are_kept_for_configured_time() {
     let folder = folder();
     let base_ms = Clock::system().now_ms();
     let clock = Clock::manual(base_ms);
-    let options = Options { nonce_memory_ms: 90_000, revocation_kept_ms: 1_000, ..options() };
-    let store = Embedded::open(folder.path(), &options, clock.clone()).expect("opens");
+    let options = EmbeddedOptions { nonce_memory_ms: 90_000, revocation_kept_ms: 1_000, ..options() };
+    let store = EmbeddedStore::open(folder.path(), &options, clock.clone()).expect("opens");
     let claimed = nonce("k1", base_ms, "0123456789abcdef");
     let claim = || wait(store.claim_nonce(claimed.clone()));
     assert_eq!(claim(), Ok(true));
@@ -278,7 +283,7 @@ fn nonce_and_revocation_are_kept_for_configured_time() {
 
     let revocation = Revocation { key_name: "k1".into(), client_id: None, issued_before_ms: base_ms };
     wait(store.revoke_tokens(revocation)).expect("durable");
-    // The rest of the day, and the grace of a partition.
+    // The rest of the day, and the time that a partition outlives its rows.
     let end_ms = base_ms - base_ms % DAY_MS + DAY_MS + 1_000 + 600_000;
     for (now_ms, kept) in [(end_ms - 1, 1), (end_ms, 0)] {
         store.sweep(now_ms).expect("swept");
@@ -297,7 +302,7 @@ fn refused_write_is_not_acked_and_next_write_restores_health() {
     let refused = append_for(&store, messages(&key, now_ms, 2..=2), 96);
     assert!(matches!(refused, Err(StoreError::Failed(_))), "{refused:?}");
     assert_eq!(store.health(), refused);
-    // What the refused one had begun to make.
+    // Files that the refused write had begun to create.
     std::fs::remove_dir_all(&keyspaces).expect("removed");
     std::fs::rename(&away, &keyspaces).expect("renamed");
     append_for(&store, messages(&key, now_ms, 3..=3), 96).expect("stored");
@@ -340,8 +345,8 @@ fn a_broken_store_refuses_everything_and_says_so() {
 
 const MIB: u64 = 1024 * 1024;
 
-/// Most of what the tables ever held unsealed, over 96 MiB in messages of 60 KB spread over 32 retentions.
-fn fill_many_partitions(store: &Embedded, first: u64) -> u64 {
+/// Writes over 96 MiB in messages of 60 KB, spread over 32 retentions. Returns the highest number of unsealed bytes seen.
+fn fill_many_partitions(store: &EmbeddedStore, first: u64) -> u64 {
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     let partitions = store.partitions.lock().clone().expect("open");
     let data = raw(&format!("\"{}\"", "x".repeat(60_000)));
@@ -370,7 +375,7 @@ fn unsealed_bytes_stay_bounded_across_partitions_and_restarts() {
     for start in 0..2 {
         let store = open(&folder).expect("opens");
         let unsealed_max = fill_many_partitions(&store, first);
-        // Two groups may come between two looks.
+        // Two groups may be written between two checks.
         assert!(unsealed_max < 80 * MIB, "start {start}: {} MiB", unsealed_max / MIB);
         assert!(unsealed_max > 32 * MIB, "start {start}: {} MiB", unsealed_max / MIB);
         first += 10_000;
@@ -386,7 +391,7 @@ fn rows_recovered_from_journal_count_as_unsealed() {
     let folder = folder();
     let store = open(&folder).expect("opens");
     append(&store, messages(&channel("acme", "a"), Clock::system().now_ms(), 1..=1_000)).expect("stored");
-    let unsealed = |store: &Embedded| {
+    let unsealed = |store: &EmbeddedStore| {
         let partitions = store.partitions.lock().clone().expect("open");
         partitions.tables().iter().map(tables::Table::unsealed).sum::<u64>()
     };
@@ -397,11 +402,15 @@ fn rows_recovered_from_journal_count_as_unsealed() {
     assert!(before > 100_000 && unsealed(&store) >= before, "{before}, then {}", unsealed(&store));
 }
 
-fn append(store: &Embedded, published: Arc<Published>) -> Result<(), StoreError> {
+fn append(store: &EmbeddedStore, published: Arc<PublishedMessages>) -> Result<(), StoreError> {
     append_for(store, published, 72)
 }
 
-fn append_for(store: &Embedded, published: Arc<Published>, retention_hours: u32) -> Result<(), StoreError> {
+fn append_for(
+    store: &EmbeddedStore,
+    published: Arc<PublishedMessages>,
+    retention_hours: u32,
+) -> Result<(), StoreError> {
     let (send, receive) = mpsc::channel();
     store.append(
         published,
@@ -424,21 +433,20 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Bytes of the files with this ending, as they lie on the disk.
+/// Allocated bytes of the journal files in a folder.
 fn journal_bytes(folder: &Path) -> u64 {
     let files = std::fs::read_dir(folder).expect("read").map(|entry| entry.expect("read"));
     let journals = files.filter(|file| file.path().extension().is_some_and(|ending| ending == "jnl"));
     journals.map(|file| file.metadata().map_or(0, |file| file.blocks() * 512)).sum()
 }
 
-/// A rare row that is kept for long, and days that are dropped before their table is full, on a node that is started
-/// anew after so many.
+/// Writes one row with a long retention, and days that are dropped before their table is full. The node restarts once in so many days.
 fn small_days(days_of_a_run: u64) {
     let folder = folder();
     let mut store = open(&folder).expect("opens");
     let now_ms = Clock::system().now_ms();
     append_for(&store, messages(&channel("acme", "rare"), now_ms, 1..=1), 365 * 24).expect("stored");
-    // Shorter than what the journal compresses.
+    // Too short for the journal to compress.
     let data = raw(&format!("\"{}\"", "x".repeat(3_500)));
     let (key, mut written) = (channel("acme", "busy"), 0);
     for day in 0..28 {

@@ -1,5 +1,5 @@
-//! The one thread that writes: it takes everything that waits, commits it with one fsync, and hands the answers
-//! to a second thread, so that the next group is on its way to the disk while callbacks run.
+//! The writer thread: it commits all waiting jobs with one fsync. A second thread runs the callbacks, so that the next group is on its way
+//! to the disk meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
@@ -9,125 +9,125 @@ use fjall::{Database, OwnedWriteBatch, PersistMode};
 use tokio::sync::oneshot;
 
 use crate::model::{Clock, Revocation};
-use crate::origin::history::{Done, FormerRun, Kept, StoreError, StoredQueues};
+use crate::origin::history::{HistoryCoverage, PreviousIncarnation, StoreCallback, StoreError, StoredQueues};
 use crate::origin::metering::MetricRow;
 use crate::telemetry::{StoreOperation, StoreTimes};
 
-use super::health::Health;
-use super::ids::{IdPartitions, PendingIds, Remembered};
-use super::members::{MemberRow, Members};
-use super::nonces::{KeptRow, Nonces, Now};
-use super::partitions::{Kind, Partition, Partitions};
-use super::queue::{Bounds, Queue, Weight};
+use super::health::DiskHealth;
+use super::ids::{IdPartitions, IdRow, PendingIds};
+use super::members::{MemberRow, MemberRows};
+use super::nonces::{ClaimTimes, ImportedNonceRow, Nonces};
+use super::partitions::{Partition, PartitionKind, Partitions};
+use super::queue::{DiskQueue, DiskQueueBounds, QueueWeight};
 use super::queues::QueueRows;
-use super::revocations::Revocations;
+use super::revocations::RevocationRows;
 use super::tables::{self, Table};
-use super::{DAY_MS, HIGHEST, HOUR_MS, engine, metrics, runs};
+use super::{DAY_MS, HIGHEST, HOUR_MS, engine, incarnations, metrics};
 
-/// One group: large enough that the fsync is spread over many rows, small enough that nobody waits long behind it.
-const GROUP: Bounds = Bounds { items: 4_096, bytes: 4 * 1024 * 1024 };
+/// Bounds of a group: enough rows to amortise the fsync, and few enough for short waits.
+const GROUP: DiskQueueBounds = DiskQueueBounds { items: 4_096, bytes: 4 * 1024 * 1024 };
 
-/// How much is written between two looks at what the tables hold in memory.
+/// Bytes that are written between two checks of the tables' memory.
 const LOOK_BYTES: usize = 1024 * 1024;
-/// How much is written at most without a flush: only then does fjall begin a new journal, and clear away old ones. Tables of days
-/// that are dropped before they are full would never bring one about.
+/// Bytes that are written at most without a flush. Only a flush lets fjall begin a new journal and remove old ones, and tables that are
+/// dropped before they are full would never cause one.
 const JOURNAL_BYTES: usize = 64 * 1024 * 1024;
-/// What a row takes beside its key and value, about.
+/// Approximate overhead of a row beside its key and value, in bytes.
 const ROW_BYTES: usize = 100;
 
-/// Where the outcome of a job goes.
-type Answer<T> = oneshot::Sender<Result<T, StoreError>>;
+/// Sender of a job's outcome.
+type StoreReply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-pub(super) enum Job {
-    Append(Append),
+pub(super) enum StoreJob {
+    Append(AppendJob),
     Claim {
         key: Vec<u8>,
-        answer: Answer<bool>,
+        answer: StoreReply<bool>,
     },
-    /// Of nonces that were claimed elsewhere.
+    /// Stores nonces that were claimed on other nodes.
     Keep {
-        nonces: Vec<KeptRow>,
-        answer: Answer<()>,
+        nonces: Vec<ImportedNonceRow>,
+        answer: StoreReply<()>,
     },
     Revoke {
         revocation: Revocation,
-        answer: Answer<()>,
+        answer: StoreReply<()>,
     },
     Metrics {
         rows: Vec<MetricRow>,
-        answer: Answer<()>,
+        answer: StoreReply<()>,
     },
-    /// Answered with whether it took the place of the revision before.
+    /// Answers whether the row replaced the previous revision.
     PutQueues {
         row: StoredQueues,
-        answer: Answer<bool>,
+        answer: StoreReply<bool>,
     },
-    /// Answered with the runs before.
+    /// Answers with the previous incarnations.
     Begin {
         incarnation: u64,
-        kept: Kept,
-        answer: Answer<Vec<FormerRun>>,
+        coverage: HistoryCoverage,
+        answer: StoreReply<Vec<PreviousIncarnation>>,
     },
-    /// Answered when all before it is written.
+    /// Answers when all jobs before are written.
     Settle {
-        answer: Answer<()>,
+        answer: StoreReply<()>,
     },
 }
 
-pub(super) struct Append {
-    pub(super) rows: Rows,
-    pub(super) done: Done,
+pub(super) struct AppendJob {
+    pub(super) rows: AppendRows,
+    pub(super) done: StoreCallback,
 }
 
-/// What one publish or presence event leaves in the store.
-pub(super) struct Rows {
-    /// Of `rows`: messages or presence.
-    pub(super) kind: Kind,
+/// Rows of one publish or presence event.
+pub(super) struct AppendRows {
+    /// Kind of `rows`: messages or presence.
+    pub(super) kind: PartitionKind,
     pub(super) timestamp_ms: u64,
     pub(super) retention_hours: u32,
     pub(super) rows: Vec<(fjall::Slice, fjall::Slice)>,
-    pub(super) ids: Vec<Remembered>,
+    pub(super) ids: Vec<IdRow>,
     pub(super) member: Option<Box<MemberRow>>,
 }
 
-/// What became of a group, on its way to the thread that runs the callbacks.
-pub(super) struct Answers {
+/// Outcome of a group, on its way to the callback thread.
+pub(super) struct GroupReplies {
     result: Result<(), StoreError>,
-    weight: Weight,
-    appended: Vec<Done>,
-    claimed: Vec<(Answer<bool>, Result<bool, StoreError>)>,
-    queues_put: Vec<(Answer<bool>, Result<bool, StoreError>)>,
-    written: Vec<Answer<()>>,
-    begun: Option<(Answer<Vec<FormerRun>>, Vec<FormerRun>)>,
+    weight: QueueWeight,
+    appended: Vec<StoreCallback>,
+    claimed: Vec<(StoreReply<bool>, Result<bool, StoreError>)>,
+    queues_put: Vec<(StoreReply<bool>, Result<bool, StoreError>)>,
+    written: Vec<StoreReply<()>>,
+    previous_incarnations: Option<(StoreReply<Vec<PreviousIncarnation>>, Vec<PreviousIncarnation>)>,
 }
 
-pub(super) struct Writer {
+pub(super) struct StoreWriter {
     pub(super) database: Database,
     pub(super) partitions: Arc<Partitions>,
     pub(super) state: Table,
     pub(super) ids: IdPartitions,
     pub(super) pending: Arc<PendingIds>,
     pub(super) nonces: Nonces,
-    pub(super) revocations: Revocations,
-    pub(super) members: Members,
+    pub(super) revocations: RevocationRows,
+    pub(super) members: MemberRows,
     pub(super) queues: QueueRows,
     pub(super) clock: Clock,
-    pub(super) queue: Arc<Queue<Job>>,
-    pub(super) answers: mpsc::Sender<Answers>,
-    pub(super) status: Arc<Health>,
+    pub(super) queue: Arc<DiskQueue<StoreJob>>,
+    pub(super) answers: mpsc::Sender<GroupReplies>,
+    pub(super) status: Arc<DiskHealth>,
     pub(super) times: Arc<StoreTimes>,
     pub(super) highest_ms: u64,
-    /// Bytes of the journal since a flush.
+    /// Bytes written to the journal since the last flush.
     pub(super) unflushed: usize,
 }
 
-impl Writer {
-    /// Until the queue is closed and empty.
+impl StoreWriter {
+    /// Commits jobs until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let queue = Arc::clone(&self.queue);
         let mut group = Vec::new();
         let mut unlooked = LOOK_BYTES;
-        while let Some(weight) = queue.take(GROUP, &mut group) {
+        while let Some(weight) = queue.take_group(GROUP, &mut group) {
             self.status.begin();
             let begun = Instant::now();
             let answers = self.write(group.drain(..), weight);
@@ -164,11 +164,18 @@ impl Writer {
         }
     }
 
-    fn write(&mut self, jobs: impl Iterator<Item = Job>, weight: Weight) -> Answers {
+    fn write(&mut self, jobs: impl Iterator<Item = StoreJob>, weight: QueueWeight) -> GroupReplies {
         let mut rows = Vec::new();
         let (appended, claimed, queues_put, written) = Default::default();
-        let mut answers =
-            Answers { result: Ok(()), weight, appended, claimed, queues_put, written, begun: None };
+        let mut answers = GroupReplies {
+            result: Ok(()),
+            weight,
+            appended,
+            claimed,
+            queues_put,
+            written,
+            previous_incarnations: None,
+        };
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
         if let Err(error) = &answers.result {
@@ -180,47 +187,47 @@ impl Writer {
         answers
     }
 
-    /// Takes every job apart before anything that can fail, so that each gets its answer.
+    /// Commits a group. All jobs are taken apart before anything can fail, so that each gets its answer.
     fn commit(
         &mut self,
-        jobs: impl Iterator<Item = Job>,
-        weight: Weight,
-        rows: &mut Vec<Rows>,
-        answers: &mut Answers,
+        jobs: impl Iterator<Item = StoreJob>,
+        weight: QueueWeight,
+        rows: &mut Vec<AppendRows>,
+        answers: &mut GroupReplies,
     ) -> Result<(), StoreError> {
         let (mut claims, mut revocations, mut metric_rows) = (Vec::new(), Vec::new(), Vec::new());
         let (mut kept, mut begins, mut queue_rows) = (Vec::new(), None, Vec::new());
         for job in jobs {
             match job {
-                Job::Append(append) => {
+                StoreJob::Append(append) => {
                     answers.appended.push(append.done);
                     rows.push(append.rows);
                 }
-                Job::Claim { key, answer } => {
+                StoreJob::Claim { key, answer } => {
                     answers.claimed.push((answer, Ok(false)));
                     claims.push(key);
                 }
-                Job::Keep { nonces, answer } => {
+                StoreJob::Keep { nonces, answer } => {
                     answers.written.push(answer);
                     kept.extend(nonces);
                 }
-                Job::Revoke { revocation, answer } => {
+                StoreJob::Revoke { revocation, answer } => {
                     answers.written.push(answer);
                     revocations.push(revocation);
                 }
-                Job::Metrics { rows, answer } => {
+                StoreJob::Metrics { rows, answer } => {
                     answers.written.push(answer);
                     metric_rows.extend(rows);
                 }
-                Job::PutQueues { row, answer } => {
+                StoreJob::PutQueues { row, answer } => {
                     answers.queues_put.push((answer, Ok(false)));
                     queue_rows.push(row);
                 }
-                Job::Begin { incarnation, kept, answer } => {
-                    answers.begun = Some((answer, Vec::new()));
+                StoreJob::Begin { incarnation, coverage: kept, answer } => {
+                    answers.previous_incarnations = Some((answer, Vec::new()));
                     begins = Some((incarnation, kept));
                 }
-                Job::Settle { answer } => answers.written.push(answer),
+                StoreJob::Settle { answer } => answers.written.push(answer),
             }
         }
         self.status.usable()?;
@@ -230,17 +237,18 @@ impl Writer {
             return Ok(());
         }
         let status = Arc::clone(&self.status);
-        let not_taken = |error: fjall::Error| status.not_taken(&engine::reason(&error));
+        let not_taken = |error: fjall::Error| status.write_error(&engine::reason(&error));
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
-        if let (Some(run), Some((_, former))) = (begins, &mut answers.begun) {
-            // Before any row of this run.
+        if let (Some(run), Some((_, previous))) = (begins, &mut answers.previous_incarnations) {
+            // Before any row of this incarnation.
             let now_ms = self.clock.highest_ms();
-            *former =
-                runs::begin(&self.state, &mut batch, run, now_ms, self.highest_ms).map_err(not_taken)?;
+            *previous =
+                incarnations::begin_incarnation(&self.state, &mut batch, run, now_ms, self.highest_ms)
+                    .map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;
-        let now = Now { claims_ms: self.clock.now_ms(), expiry_ms: self.clock.expiry_ms() };
+        let now = ClaimTimes { claims_ms: self.clock.now_ms(), expiry_ms: self.clock.expiry_ms() };
         let outcomes = self.nonces.add(&mut batch, kept, claims, now).map_err(not_taken)?;
         answers.claimed.iter_mut().zip(outcomes).for_each(|((_, answer), outcome)| *answer = outcome);
         self.revocations.add(&mut batch, revocations).map_err(not_taken)?;
@@ -251,13 +259,13 @@ impl Writer {
     }
 
     /// Moves the rows into the batch; the ids stay, since they are pending until the commit.
-    fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [Rows]) -> fjall::Result<()> {
+    fn add_rows(&mut self, batch: &mut OwnedWriteBatch, rows: &mut [AppendRows]) -> fjall::Result<()> {
         let mut last: Option<(Partition, Table)> = None;
         let members = rows.iter_mut().filter_map(|rows| rows.member.take());
         self.members.add(batch, members.map(|row| *row));
-        // Not the timestamp of their message, which may be ahead.
+        // The time of the write, since the timestamp of a message may be ahead.
         let line_ms = self.clock.line_ms();
-        for Rows { kind, timestamp_ms, retention_hours, rows, ids, .. } in rows {
+        for AppendRows { kind, timestamp_ms, retention_hours, rows, ids, .. } in rows {
             self.highest_ms = self.highest_ms.max(*timestamp_ms);
             for id in ids {
                 self.ids.insert(batch, line_ms, id)?;
@@ -280,8 +288,8 @@ impl Writer {
     }
 }
 
-/// Runs the callbacks, group after group. What they answer counts against the queue until here.
-pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
+/// Runs the callbacks, group after group. Their jobs count against the queue until then.
+pub(super) fn run_callbacks(answers: &mpsc::Receiver<GroupReplies>, queue: &DiskQueue<StoreJob>) {
     for group in answers {
         queue.release(group.weight);
         for done in group.appended {
@@ -291,14 +299,14 @@ pub(super) fn answer(answers: &mpsc::Receiver<Answers>, queue: &Queue<Job>) {
             }
         }
         for (answer, is_new) in group.claimed.into_iter().chain(group.queues_put) {
-            // A caller that has gone needs no answer.
+            // The caller may have dropped its receiver.
             let _ = answer.send(group.result.clone().and(is_new));
         }
         for answer in group.written {
             let _ = answer.send(group.result.clone());
         }
-        if let Some((answer, former)) = group.begun {
-            let _ = answer.send(group.result.map(|()| former));
+        if let Some((answer, previous)) = group.previous_incarnations {
+            let _ = answer.send(group.result.map(|()| previous));
         }
     }
 }

@@ -21,51 +21,51 @@ use scylla::statement::batch::{Batch, BatchStatement, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 
 use super::failed;
+use super::reachability::{NodeReachability, SilentNodeFilter};
 use super::schema::{self, SchemaError};
-use super::standing::{Passed, Standing};
 use crate::origin::history::StoreError;
 
-/// Of each node of the database; a node of ScyllaDB has at least one for each of its shards.
+/// Connections to each node of the database. A ScyllaDB node gets at least one for each of its shards.
 const CONNECTIONS: NonZeroUsize = NonZeroUsize::new(4).expect("it is not 0");
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
-/// A database that stands still takes connections and answers nothing.
+/// Keepalive interval: a stalled database accepts connections and answers nothing.
 const KEEPALIVE: Duration = Duration::from_secs(2);
 const KEEPALIVE_WAIT: Duration = Duration::from_secs(2);
 
-/// Between two looks whether all nodes of the database know of a change of the schema.
+/// Interval of checks whether all nodes of the database know a schema change.
 const AGREEMENT_LOOK: Duration = Duration::from_millis(50);
 
-/// Where the database is, and who asks.
+/// Addresses and login of the database.
 #[derive(Clone)]
-pub struct Connection {
-    /// Each a host and a port.
+pub struct ScyllaConnection {
+    /// Host and port of each contact point.
     pub nodes: Vec<String>,
     pub keyspace: String,
-    /// Copies of each row, where the keyspace is to be made.
+    /// Copies of each row, for a keyspace that is to be created.
     pub replication: Option<usize>,
-    /// Whose nodes are asked; none where the database has only one.
+    /// Data centre whose nodes are asked; `None` if the database has only one.
     pub datacenter: Option<String>,
-    /// User and password.
+    /// User name and password.
     pub credentials: Option<(String, String)>,
-    /// For one request. After a quarter of it another node of the database is asked too, if the request may be done twice.
+    /// Time limit of one request. After a quarter of it a second node is asked too, if the request is idempotent.
     pub wait: Duration,
 }
 
-impl fmt::Debug for Connection {
+impl fmt::Debug for ScyllaConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { nodes, keyspace, .. } = self;
         f.debug_struct("Connection").field("nodes", nodes).field("keyspace", keyspace).finish_non_exhaustive()
     }
 }
 
-/// Why the database cannot be used.
+/// Reason why the database cannot be used.
 #[derive(Debug)]
 pub enum ScyllaError {
     Unreachable {
         nodes: String,
         source: Box<NewSessionError>,
     },
-    /// It asks who it is, and nothing was said.
+    /// The database asks for a login, and none is configured.
     Unnamed,
     NotLetIn {
         user: String,
@@ -75,7 +75,7 @@ pub enum ScyllaError {
         name: String,
         known: String,
     },
-    /// None was named of these.
+    /// The database has these data centres, and none is configured.
     Datacenters(String),
     Schema(SchemaError),
     Prepare(Box<PrepareError>),
@@ -126,21 +126,24 @@ impl From<SchemaError> for ScyllaError {
     }
 }
 
-/// Makes keyspace and tables where they are missing. True when something was.
-pub async fn apply_schema(connection: &Connection) -> Result<bool, ScyllaError> {
+/// Creates the keyspace and tables that are missing. Returns whether it created any.
+pub async fn apply_schema(connection: &ScyllaConnection) -> Result<bool, ScyllaError> {
     let session = connection.first_session().await?;
     Ok(schema::apply(&session, connection).await?)
 }
 
-impl Connection {
+impl ScyllaConnection {
     pub(super) async fn session(&self) -> Result<Session, ScyllaError> {
         self.build(self.builder().known_nodes(&self.nodes)).await
     }
 
-    /// One in place of another that gets no answers. Nodes that stand still are passed by: the driver would wait for each of them.
-    pub(super) async fn session_past(&self, standing: &Standing) -> Result<(Session, Passed), ScyllaError> {
-        let passed = Passed::by(standing);
-        let builder = self.builder().known_nodes_addr(&standing.answer);
+    /// Makes a session to replace one that gets no answers. Skips stalled nodes, since the driver would wait for each of them.
+    pub(super) async fn session_avoiding_silent(
+        &self,
+        reachability: &NodeReachability,
+    ) -> Result<(Session, SilentNodeFilter), ScyllaError> {
+        let passed = SilentNodeFilter::of_silent(reachability);
+        let builder = self.builder().known_nodes_addr(&reachability.answer);
         let session = self.build(builder.host_filter(Arc::new(passed.clone()))).await?;
         Ok((session, passed))
     }
@@ -177,7 +180,8 @@ impl Connection {
         builder.build().await.map_err(|error| self.explain(error))
     }
 
-    /// The same, and where the data centre is not said or is not there it is refused. Later ones are not: who runs goes on.
+    /// Makes the first session, and refuses a data centre that is missing or unknown. Later sessions are not refused, so that a running
+    /// node goes on.
     pub(super) async fn first_session(&self) -> Result<Session, ScyllaError> {
         let session = self.session().await?;
         let state = session.get_cluster_state();
@@ -186,7 +190,7 @@ impl Connection {
         Ok(session)
     }
 
-    /// A quorum is one of the data centre whose node is asked: with several of them each would claim ids of its own.
+    /// Checks the data centre. A quorum is local to it: with several data centres, each would have id claims of its own.
     fn check_datacenter(&self, known: &BTreeSet<String>) -> Result<(), ScyllaError> {
         let list = || known.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         match &self.datacenter {
@@ -211,7 +215,7 @@ impl Connection {
     }
 }
 
-/// Why a node of the database that answers did not take a connection.
+/// Returns the reason why an answering node of the database refused the connection.
 fn setup_error(error: &NewSessionError) -> Option<&ConnectionSetupRequestErrorKind> {
     let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(error)) = error else {
         return None;
@@ -223,22 +227,22 @@ fn setup_error(error: &NewSessionError) -> Option<&ConnectionSetupRequestErrorKi
     }
 }
 
-/// A session that is ready for everything.
-pub(super) struct Database {
+/// A session with all statements prepared.
+pub(super) struct PreparedSession {
     pub(super) session: Session,
     pub(super) statements: Statements,
 }
 
-impl Database {
-    /// The schema must be there.
-    pub(super) async fn over(session: Session, keyspace: &str) -> Result<Self, ScyllaError> {
+impl PreparedSession {
+    /// Prepares all statements; the schema must exist.
+    pub(super) async fn from_session(session: Session, keyspace: &str) -> Result<Self, ScyllaError> {
         let statements = Statements::prepare(&session, keyspace).await?;
         Ok(Self { session, statements })
     }
 
-    /// Those too that were passed by: the driver looks who there is only when it is told of a change.
-    pub(super) async fn connect_to_all(&self, passed: &Passed) {
-        if passed.none_any_more()
+    /// Connects also to the nodes that were skipped: the driver reads the list of nodes only after a change.
+    pub(super) async fn connect_to_all(&self, passed: &SilentNodeFilter) {
+        if passed.clear()
             && let Err(error) = self.session.refresh_metadata().await
         {
             tracing::debug!(%error, "it is not known which nodes the database has");
@@ -279,11 +283,11 @@ macro_rules! statements {
             async fn prepare(session: &Session, keyspace: &str) -> Result<Self, ScyllaError> {
                 let ($($name,)*) = tokio::try_join!($(prepare(session, keyspace, $text)),*)?;
                 let mut prepared = Self { $($name,)* };
-                // Sent twice, one of these would be refused for itself.
+                // If one of these were sent twice, the second would be refused because of the first.
                 for once in [&mut prepared.claim_nonce, &mut prepared.insert_queues, &mut prepared.update_queues] {
                     once.set_is_idempotent(false);
                 }
-                // The database gives it its time, so one that was given up and comes late would undo a later one.
+                // The database assigns the write time, so an abandoned request that arrives late would undo a later one.
                 let once = session.get_default_execution_profile_handle().pointee_to_builder();
                 let once = once.speculative_execution_policy(None).build().into_handle();
                 prepared.set_runs.set_execution_profile_handle(Some(once));
@@ -365,7 +369,7 @@ mod tests {
 
     #[test]
     fn of_several_data_centres_one_is_named() {
-        let connection = |datacenter: Option<&str>| Connection {
+        let connection = |datacenter: Option<&str>| ScyllaConnection {
             nodes: Vec::new(),
             keyspace: "a".to_owned(),
             replication: None,

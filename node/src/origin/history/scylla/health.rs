@@ -1,4 +1,4 @@
-//! Whether the database answers; and a new session with it where it does again.
+//! Health of the database: whether it answers, and a new session once it answers again.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -8,35 +8,35 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{Database, ScyllaError};
-use super::standing::{self, Standing};
-use super::{Shared, failed};
-use crate::names::Names;
+use super::connection::{PreparedSession, ScyllaError};
+use super::reachability::{self, NodeReachability};
+use super::{ScyllaShared, failed};
+use crate::dns_cache::DnsCache;
 use crate::origin::history::StoreError;
 use crate::tasks::OnStop;
 
-/// Between two questions whether it answers.
+/// Interval of health checks while the database answers.
 const LOOK: Duration = Duration::from_secs(1);
-/// The same while it does not.
+/// Interval of health checks while the database does not answer.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
-/// The most between one new session that did not help and the next.
+/// Longest pause after a new session that did not help.
 const RENEW_AGAIN_MAX: Duration = Duration::from_secs(2);
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// What a new session may take, with everything that is prepared in it. A node that stands still since it was asked may hold that up for
-/// as long as it takes, and is passed by the next time.
+/// Time limit for a new session and its prepared statements. A node that has stalled since it was checked may use up this time; the next
+/// attempt skips it.
 const SESSION_WAIT: Duration = Duration::from_secs(3);
-/// The most, where the database is only slow: twice as long each time.
+/// Longest time limit if the database is only slow; the limit doubles each time.
 const SESSION_WAIT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
-pub(super) struct Health {
-    /// Why it does not answer.
+pub(super) struct DatabaseHealth {
+    /// Reason why the database does not answer.
     silent: Mutex<Option<StoreError>>,
-    /// Why it did not take the last write.
+    /// Reason why the database refused the last write.
     refused: Mutex<Option<StoreError>>,
 }
 
-impl Health {
+impl DatabaseHealth {
     pub(super) fn wrote(&self, result: &Result<(), StoreError>) {
         *self.refused.lock() = result.as_ref().err().cloned();
     }
@@ -64,23 +64,24 @@ impl Health {
     }
 }
 
-/// When a new session is made, while none that was made has helped.
-struct Renewals {
-    /// Nodes that answered when that was last asked.
+/// Schedule of new sessions, while none of them has helped.
+struct SessionRenewals {
+    /// Nodes that answered at the last check.
     answer: HashSet<SocketAddr>,
     pause: Duration,
     next: Option<Instant>,
     session_wait: Duration,
 }
 
-impl Default for Renewals {
+impl Default for SessionRenewals {
     fn default() -> Self {
         Self { answer: HashSet::new(), pause: LOOK_AGAIN, next: None, session_wait: SESSION_WAIT }
     }
 }
 
-impl Renewals {
-    /// At once where a node answers again that the session which is there is not connected to, else after the pause.
+impl SessionRenewals {
+    /// Returns whether a new session is due: at once if a node answers again to which the present session has no connection, else after
+    /// the pause.
     fn is_due(
         &mut self,
         answer: &HashSet<SocketAddr>,
@@ -92,35 +93,35 @@ impl Renewals {
         !answer.is_empty() && (is_back || self.next.is_none_or(|next| next <= now))
     }
 
-    fn was_in_vain(&mut self, now: Instant) {
+    fn back_off(&mut self, now: Instant) {
         self.next = Some(now + self.pause);
         self.pause = (2 * self.pause).min(RENEW_AGAIN_MAX);
     }
 }
 
-/// Never returns before the store is dropped. The driver waits ever longer before it connects again to nodes that are all gone; a
-/// new session does so at once.
-pub(super) async fn watch(shared: Weak<Shared>) {
-    let (mut renewals, mut names) = (Renewals::default(), Names::new());
+/// Checks the database until the store is dropped. The driver waits ever longer before it reconnects to nodes that are all down; a new
+/// session reconnects at once.
+pub(super) async fn watch(shared: Weak<ScyllaShared>) {
+    let (mut renewals, mut names) = (SessionRenewals::default(), DnsCache::new());
     loop {
         let Some(shared) = shared.upgrade() else { return };
         let database = shared.database();
         let mut result = probe(&shared, &database).await;
         let was_silent = shared.health.silent.lock().is_some();
         if result.is_err() && was_silent {
-            // Where others stand still, the session that was may be the first to have one again that does not.
+            // If other nodes stall, the old session may be the first to reach a node that answers.
             tokio::select! {
                 renewed = renew_in_time(&shared, &database, &mut renewals, &mut names) => {
                     if renewed {
                         result = probe(&shared, &shared.database()).await;
                     }
                 }
-                () = answers_again(&shared, &database) => result = Ok(()),
+                () = wait_until_answering(&shared, &database) => result = Ok(()),
             }
         }
         let pause = if result.is_ok() { LOOK } else { LOOK_AGAIN };
         if result.is_ok() {
-            renewals = Renewals::default();
+            renewals = SessionRenewals::default();
         }
         shared.health.answers(result);
         drop((shared, database));
@@ -128,7 +129,7 @@ pub(super) async fn watch(shared: Weak<Shared>) {
     }
 }
 
-async fn probe(shared: &Shared, database: &Database) -> Result<(), StoreError> {
+async fn probe(shared: &ScyllaShared, database: &PreparedSession) -> Result<(), StoreError> {
     let asked = database.session.execute_unpaged(&database.statements.node, (&*shared.options.node_id,));
     match tokio::time::timeout(ANSWER_WAIT, asked).await {
         Ok(Ok(_)) => Ok(()),
@@ -137,37 +138,37 @@ async fn probe(shared: &Shared, database: &Database) -> Result<(), StoreError> {
     }
 }
 
-async fn answers_again(shared: &Shared, database: &Database) {
+async fn wait_until_answering(shared: &ScyllaShared, database: &PreparedSession) {
     while probe(shared, database).await.is_err() {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
-/// Whether there is a new session.
+/// Makes a new session within the time limit; returns whether there is one.
 async fn renew_in_time(
-    shared: &Shared,
-    before: &Database,
-    renewals: &mut Renewals,
-    names: &mut Names,
+    shared: &ScyllaShared,
+    before: &PreparedSession,
+    renewals: &mut SessionRenewals,
+    names: &mut DnsCache,
 ) -> bool {
-    let points = shared.connection.nodes.iter().map(|point| standing::with_port(point)).collect();
-    let standing = Standing::ask(standing::known(&before.session), points, names).await;
-    if !renewals.is_due(&standing.answer, &standing::connected(&before.session), Instant::now()) {
+    let points = shared.connection.nodes.iter().map(|point| reachability::with_port(point)).collect();
+    let reachability = NodeReachability::ask(reachability::known(&before.session), points, names).await;
+    if !renewals.is_due(&reachability.answer, &reachability::connected(&before.session), Instant::now()) {
         return false;
     }
-    let renewed = tokio::time::timeout(renewals.session_wait, renew(shared, &standing)).await;
+    let renewed = tokio::time::timeout(renewals.session_wait, renew(shared, &reachability)).await;
     if renewed.is_err() {
         renewals.session_wait = (2 * renewals.session_wait).min(SESSION_WAIT_MAX);
     }
-    // Unless it is found to help.
-    renewals.was_in_vain(Instant::now());
+    // Counts as failed until the session is found to help.
+    renewals.back_off(Instant::now());
     renewed.is_ok_and(|renewed| renewed)
 }
 
-async fn renew(shared: &Shared, standing: &Standing) -> bool {
+async fn renew(shared: &ScyllaShared, reachability: &NodeReachability) -> bool {
     let made: Result<_, ScyllaError> = async {
-        let (session, passed) = shared.connection.session_past(standing).await?;
-        Ok((Database::over(session, &shared.connection.keyspace).await?, passed))
+        let (session, passed) = shared.connection.session_avoiding_silent(reachability).await?;
+        Ok((PreparedSession::from_session(session, &shared.connection.keyspace).await?, passed))
     }
     .await;
     match made {
@@ -191,7 +192,7 @@ mod tests {
 
     #[test]
     fn useless_session_renewal_backs_off_except_for_returning_node() {
-        let (begun, mut renewals) = (Instant::now(), Renewals::default());
+        let (begun, mut renewals) = (Instant::now(), SessionRenewals::default());
         let nodes = |ports: &[u16]| {
             ports.iter().map(|port| SocketAddr::from(([127, 0, 0, 1], *port))).collect::<HashSet<_>>()
         };
@@ -199,7 +200,7 @@ mod tests {
             let now = begun + Duration::from_millis(after_ms);
             let is_due = renewals.is_due(&nodes(answer), &nodes(connected), now);
             if is_due {
-                renewals.was_in_vain(now);
+                renewals.back_off(now);
             }
             is_due
         };

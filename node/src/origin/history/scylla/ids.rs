@@ -1,11 +1,15 @@
-//! Ids given by clients, claimed in the database, so that a message is stored once whichever node it comes to.
+//! Client-given ids, claimed in the database, so that a message is stored once whichever node receives it.
 //!
-//! Before a message is numbered its id is claimed for this run of the node. Before its row is written the claim is given its
-//! stamp, unless another node has taken it over meanwhile. So whoever meets a claim can tell what became of it: with a stamp and a row
-//! it is a repeat; without a row, once nobody can acknowledge that write any more, the claim is taken over and the place of the row
-//! closed, in case the write is still on its way. The stamp stays, as one that was left, until there is another one: what comes to its place
-//! does not count any more, and who could not close it does so later. Each take-over has an owner of its own, so that a stamp that was
-//! given up and comes late finds the claim to be another's, also where it was this run's.
+//! Before a message is numbered, the node claims its id for its incarnation. Before the row is written, the claim gets the message's
+//! stamp, unless another node has taken the claim over. A node that finds a claim of another owner decides by it:
+//!
+//! - With a stamp and a row, the message is a repeat.
+//! - Without a row, once that write can no longer be acknowledged, the node takes the claim over and deletes the row, in case the write
+//!   still arrives.
+//!
+//! A superseded stamp stays in the claim until a new one replaces it. So a late row does not count, and if the delete fails, a later
+//! lookup repeats it. Each take-over has an owner of its own. So a late stamp that was given up finds another owner, even if the
+//! incarnation is the same.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -18,83 +22,85 @@ use scylla::statement::prepared::PreparedStatement;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
-use super::buckets::{Bucket, day_of};
-use super::values::{Applied, conditional, kind_value, natural, number, ordered, unordered, written_at};
-use super::{Shared, failed};
+use super::buckets::{HistoryBucket, day_of};
+use super::values::{
+    ConditionalResult, conditional, kind_value, natural, number, ordered, unordered, written_at,
+};
+use super::{ScyllaShared, failed};
 use crate::model::{ChannelKey, ClientId, Stamp, random_bytes};
-use crate::origin::history::{Deliveries, IdScope, Position, RowKind, StoreError};
+use crate::origin::history::{Deliveries, HistoryPosition, IdScope, RowKind, StoreError};
 use crate::tasks::OnStop;
 
-/// How long another node may take between a claim and its stamp before the claim is taken over; half of the wait for the store where that is less.
+/// Time that another node may take between a claim and its stamp before the claim is taken over; at most half of the store's time limit.
 const OTHERS_WAIT: Duration = Duration::from_secs(1);
-/// Before the first look at what became of another node's claim. The pause doubles with each, since many may wait.
+/// Pause before the first check of another node's claim. It doubles with each check, since many lookups may wait.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 const LOOK_AGAIN_MAX: Duration = Duration::from_millis(400);
-/// Requests of ids at the database at a time.
+/// Concurrent requests of ids at the database.
 const UNDER_WAY_MAX: usize = 256;
-/// A claim outlives the window by this, since clocks differ: by no more.
+/// Time that a claim outlives the window: the allowed clock difference.
 pub(super) const SLACK_MS: u64 = 60_000;
-/// In the place of a partition: of a channel without history.
+/// Stored in place of a partition: the channel has no history.
 pub(super) const NO_ROW: i32 = -1;
-/// And of a claim that was taken over: less the partition that its row was to be in.
-const LEFT: i32 = -2;
-/// The owner of a claim that was taken from an owner that cannot acknowledge its message any more, for whoever asks next.
-const NOBODY: i64 = 0;
-/// Claims whose row a node goes on to wait for when the question has its answer.
+/// Stored in place of a partition: the claim was taken over. The partition of the superseded row is subtracted.
+const SUPERSEDED: i32 = -2;
+/// Owner of a claim that was taken from an owner that can no longer acknowledge its message. The next lookup may take it.
+const UNOWNED: i64 = 0;
+/// Claims whose missing row the node still waits for after the lookup was answered.
 const LATE_MAX: usize = 1_024;
-/// Ids of which something is remembered. A take-over that is forgotten before its stamp is written is another's then, and nothing is
-/// stored; who forgets since when a row is missed waits for it anew.
+/// Ids of which something is remembered. If a take-over is forgotten before its stamp is written, its claim counts as another's and
+/// nothing is stored. If the time of a missing row is forgotten, the wait starts again.
 const REMEMBERED_MAX: usize = 16_384;
 
-/// An id, and what its message was numbered.
+/// An id with the stamp of its message.
 #[derive(Clone)]
-pub(super) struct GivenId {
+pub(super) struct StampedClientId {
     pub(super) scope: IdScope,
     pub(super) id: Box<str>,
     pub(super) stamp: Stamp,
     pub(super) timestamp_ms: u64,
 }
 
-/// An id where it counts.
-pub(super) type Name = (IdScope, Box<str>);
+/// An id with the scope in which it is unique.
+pub(super) type ScopedId = (IdScope, Box<str>);
 
-pub(super) struct GivenIds {
-    /// What stands in a claim of this run that was nobody's before.
+pub(super) struct ScyllaIdClaims {
+    /// Owner in claims that this incarnation made first.
     owner: i64,
-    /// What stands in claims that were taken over.
-    taken: Mutex<Latest<i64>>,
-    /// Claims with a stamp whose row is not there.
-    missed: Mutex<Latest<Missed>>,
+    /// Owners in claims that this incarnation has taken over.
+    taken_over: Mutex<BoundedIdMap<i64>>,
+    /// Claims with a stamp whose row is missing.
+    missed: Mutex<BoundedIdMap<MissingRow>>,
     late: Arc<Semaphore>,
     deliveries: OnceLock<Arc<dyn Deliveries>>,
     window_ms: u64,
-    /// Ids whose write has not ended, with who waits for that.
-    pending: Mutex<HashMap<Name, Pending>>,
+    /// Ids whose write has not ended, with the lookups that wait for them.
+    pending: Mutex<HashMap<ScopedId, ScyllaPendingId>>,
     pub(super) permits: Semaphore,
 }
 
-/// A claim with a stamp, and since when this node misses its row.
+/// A claim with a stamp, and the time since which this node has missed its row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Missed {
+struct MissingRow {
     owner: i64,
-    stamped: Stamped,
+    stamped: ClaimStamp,
     since: Instant,
 }
 
-/// Of the ids that were put last.
-struct Latest<T> {
-    known: HashMap<Name, T>,
-    by_age: VecDeque<(Name, T)>,
+/// Map with the most recently added ids.
+struct BoundedIdMap<T> {
+    known: HashMap<ScopedId, T>,
+    by_age: VecDeque<(ScopedId, T)>,
 }
 
-impl<T> Default for Latest<T> {
+impl<T> Default for BoundedIdMap<T> {
     fn default() -> Self {
         Self { known: HashMap::new(), by_age: VecDeque::new() }
     }
 }
 
-impl<T: Copy + PartialEq> Latest<T> {
-    fn put(&mut self, name: Name, value: T) {
+impl<T: Copy + PartialEq> BoundedIdMap<T> {
+    fn put(&mut self, name: ScopedId, value: T) {
         self.known.insert(name.clone(), value);
         self.by_age.push_back((name, value));
         if self.by_age.len() > REMEMBERED_MAX
@@ -107,18 +113,18 @@ impl<T: Copy + PartialEq> Latest<T> {
 }
 
 #[derive(Default)]
-struct Pending {
+struct ScyllaPendingId {
     writes: usize,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
-impl GivenIds {
+impl ScyllaIdClaims {
     pub(super) fn new(window_ms: u64) -> Self {
         let owner = i64::from_be_bytes(random_bytes());
         let permits = Semaphore::new(UNDER_WAY_MAX);
         Self {
             owner,
-            taken: Mutex::default(),
+            taken_over: Mutex::default(),
             missed: Mutex::default(),
             late: Arc::new(Semaphore::new(LATE_MAX)),
             deliveries: OnceLock::new(),
@@ -128,26 +134,26 @@ impl GivenIds {
         }
     }
 
-    /// They are about to be written.
-    pub(super) fn begin(&self, given: &[GivenId]) {
+    /// Records that the ids are about to be written.
+    pub(super) fn begin(&self, given: &[StampedClientId]) {
         if given.is_empty() {
             return;
         }
         let mut pending = self.pending.lock();
-        for GivenId { scope, id, .. } in given {
+        for StampedClientId { scope, id, .. } in given {
             pending.entry((scope.clone(), id.clone())).or_default().writes += 1;
         }
     }
 
-    /// Their write has ended, whatever came of it.
-    pub(super) fn end<'a>(&self, given: impl IntoIterator<Item = &'a GivenId>) {
-        for GivenId { scope, id, .. } in given {
+    /// Records that the write of the ids has ended, with any outcome.
+    pub(super) fn end<'a>(&self, given: impl IntoIterator<Item = &'a StampedClientId>) {
+        for StampedClientId { scope, id, .. } in given {
             let mut pending = self.pending.lock();
             let name = (scope.clone(), id.clone());
             let Some(entry) = pending.get_mut(&name) else { continue };
             entry.writes -= 1;
             if entry.writes == 0 {
-                // Who waits is told by dropping the other end.
+                // Dropping the sender wakes the waiting lookups.
                 pending.remove(&name);
             }
         }
@@ -166,14 +172,14 @@ impl GivenIds {
         }
     }
 
-    /// Writes the stamp into the claim. `Failed` when the claim is another's by now, and nothing may be stored.
+    /// Writes the stamp into the claim. `Failed` if another owner has the claim by now, in which case nothing may be stored.
     pub(super) async fn stamp(
         &self,
-        shared: &Shared,
-        given: &GivenId,
-        bucket: Option<Bucket>,
+        shared: &ScyllaShared,
+        given: &StampedClientId,
+        bucket: Option<HistoryBucket>,
     ) -> Result<(), StoreError> {
-        let GivenId { scope, id, stamp, timestamp_ms } = given;
+        let StampedClientId { scope, id, stamp, timestamp_ms } = given;
         let database = shared.database();
         let (session, statements) = (&database.session, &database.statements);
         let (names, owner) = (names(scope, id), self.owner_of(&(scope.clone(), id.clone())));
@@ -198,7 +204,7 @@ impl GivenIds {
             return Ok(());
         }
         if answer.number("owner").is_none() {
-            // There is no claim any more, or it was never asked for.
+            // The claim has expired, or was never made.
             let values = (
                 names.0,
                 names.1,
@@ -213,8 +219,8 @@ impl GivenIds {
                 self.ttl_s(),
             );
             let answer = self.conditional(session, &statements.insert_id, values).await?;
-            // It may have been sent twice.
-            if answer.applied || Claim::read(&answer).is_some_and(|claim| claim.is(owner, *stamp)) {
+            // The request may have been sent twice.
+            if answer.applied || StoredIdClaim::read(&answer).is_some_and(|claim| claim.is(owner, *stamp)) {
                 return Ok(());
             }
         }
@@ -225,39 +231,39 @@ impl GivenIds {
         i32::try_from((self.window_ms + SLACK_MS).div_ceil(1_000)).unwrap_or(i32::MAX)
     }
 
-    /// What stands in the claim of this run.
-    fn owner_of(&self, name: &Name) -> i64 {
-        self.taken.lock().known.get(name).copied().unwrap_or(self.owner)
+    /// Owner in this incarnation's claim of the id.
+    fn owner_of(&self, name: &ScopedId) -> i64 {
+        self.taken_over.lock().known.get(name).copied().unwrap_or(self.owner)
     }
 
-    /// Since when this node knows of the stamp and has missed its row.
-    fn missed_since(&self, name: &Name, stamp: Stamp) -> Option<Instant> {
+    /// Time since which this node knows the stamp and has missed its row.
+    fn missed_since(&self, name: &ScopedId, stamp: Stamp) -> Option<Instant> {
         let missed = self.missed.lock();
         missed.known.get(name).filter(|missed| missed.stamped.stamp == stamp).map(|missed| missed.since)
     }
 
-    fn miss(&self, name: &Name, owner: i64, stamped: Stamped) {
+    fn record_missing_row(&self, name: &ScopedId, owner: i64, stamped: ClaimStamp) {
         if self.missed_since(name, stamped.stamp).is_none() {
             let since = Instant::now();
-            self.missed.lock().put(name.clone(), Missed { owner, stamped, since });
+            self.missed.lock().put(name.clone(), MissingRow { owner, stamped, since });
         }
     }
 
-    /// From now on an id counts as published when its message was delivered.
+    /// Sets the delivery tracker: from then on an id counts as published once its message was delivered.
     pub(super) fn set_deliveries(&self, deliveries: Arc<dyn Deliveries>) {
         self.deliveries.set(deliveries).ok();
     }
 
-    /// Goes on to wait for rows that these ids miss, where the question had to be answered before. A client asks the next node then,
-    /// which would wait anew.
-    pub(super) fn wait_on(shared: &Arc<Shared>, names: &[Name]) {
+    /// Keeps waiting for missing rows after the lookup had to be answered. Otherwise the client retries at another node, which would wait
+    /// again from the beginning.
+    pub(super) fn keep_waiting(shared: &Arc<ScyllaShared>, names: &[ScopedId]) {
         for name in names {
             let missed = shared.ids.missed.lock().known.get(name).copied();
             let Some(missed) = missed else { continue };
             let Ok(permit) = Arc::clone(&shared.ids.late).try_acquire_owned() else { return };
             let (waiting, name) = (Arc::clone(shared), name.clone());
             shared.tasks.spawn("store ids", OnStop::Cancel, async move {
-                if let Err(error) = waiting.ids.give_up(&waiting, &name, missed).await {
+                if let Err(error) = waiting.ids.release_without_row(&waiting, &name, missed).await {
                     tracing::debug!(%error, "a claim of an id without a row was not given up");
                 }
                 drop(permit);
@@ -265,34 +271,39 @@ impl GivenIds {
         }
     }
 
-    /// Takes the claim from its owner once that cannot acknowledge the message any more.
-    async fn give_up(&self, shared: &Shared, name: &Name, missed: Missed) -> Result<(), StoreError> {
+    /// Takes the claim from its owner once the owner can no longer acknowledge the message.
+    async fn release_without_row(
+        &self,
+        shared: &ScyllaShared,
+        name: &ScopedId,
+        missed: MissingRow,
+    ) -> Result<(), StoreError> {
         tokio::time::sleep_until(missed.since + shared.options.wait).await;
         let (scope, _) = name;
-        // The look is behind the last moment in which the row may be acknowledged.
+        // This check is after the last moment at which the row may be acknowledged.
         if !missed.stamped.is_stored(shared, &scope.key).await?
-            && self.take(shared, name, (missed.owner, Some(&missed.stamped)), NOBODY).await?
+            && self.take_over(shared, name, (missed.owner, Some(&missed.stamped)), UNOWNED).await?
         {
             missed.stamped.close(shared, &scope.key).await?;
         }
         Ok(())
     }
 
-    /// Gives the claim of `former` to `owner`. False where it is another one by now.
-    async fn take(
+    /// Moves the claim of `previous` to `owner`. False if the claim has changed by now.
+    async fn take_over(
         &self,
-        shared: &Shared,
-        (scope, id): &Name,
-        former: (i64, Option<&Stamped>),
+        shared: &ScyllaShared,
+        (scope, id): &ScopedId,
+        previous: (i64, Option<&ClaimStamp>),
         owner: i64,
     ) -> Result<bool, StoreError> {
         let database = shared.database();
         let (account, channel, key_name, client_id, id) = names(scope, id);
-        let (former, stamped) = former;
+        let (previous, stamped) = previous;
         let of = stamped.map(|stamped| stamped.stamp);
         let (incarnation, sequence) =
             (of.map(|stamp| ordered(stamp.incarnation)), of.map(|stamp| number(stamp.sequence)));
-        let left = stamped.map(|stamped| LEFT - stamped.bucket.unwrap_or(0));
+        let left = stamped.map(|stamped| SUPERSEDED - stamped.bucket.unwrap_or(0));
         let values = (
             self.ttl_s(),
             owner,
@@ -302,17 +313,17 @@ impl GivenIds {
             key_name,
             client_id,
             id,
-            former,
+            previous,
             incarnation,
             sequence,
         );
         Ok(self.conditional(&database.session, &database.statements.take_id, values).await?.applied)
     }
 
-    /// None: it is claimed for this run.
+    /// Returns the stamp of the id, or `None` if it is now claimed for this incarnation.
     pub(super) async fn find(
         &self,
-        shared: &Shared,
+        shared: &ScyllaShared,
         scope: &IdScope,
         id: &str,
     ) -> Result<Option<Stamp>, StoreError> {
@@ -327,30 +338,30 @@ impl GivenIds {
             let values = (account, channel, key_name, client_id, id, self.owner, self.ttl_s());
             let answer = self.conditional(session, &statements.claim_id, values).await?;
             if answer.applied {
-                self.taken.lock().known.remove(&name);
+                self.taken_over.lock().known.remove(&name);
                 return Ok(None);
             }
-            let Some(former) = Claim::read(&answer) else { continue };
+            let Some(previous) = StoredIdClaim::read(&answer) else { continue };
             let now_ms = shared.clock.now_ms();
-            let is_known = |stamped: &&Stamped| stamped.is_within(self.window_ms, now_ms);
-            let closes = former.stamped.as_ref().filter(is_known);
+            let is_known = |stamped: &&ClaimStamp| stamped.is_within(self.window_ms, now_ms);
+            let closes = previous.stamped.as_ref().filter(is_known);
             let mut may_come = Instant::now() < patient_until;
-            if let Some(stamped) = closes.filter(|stamped| !stamped.is_left) {
-                // Before the look, which sees whatever was acknowledged by then.
+            if let Some(stamped) = closes.filter(|stamped| !stamped.is_superseded) {
+                // Read before the check, which sees every row that was acknowledged by then.
                 let missed = self.missed_since(&name, stamped.stamp);
                 let is_over = missed.is_some_and(|since| since.elapsed() >= shared.options.wait)
                     || now_ms >= stamped.acknowledged_until_ms(shared);
                 if stamped.is_stored(shared, &scope.key).await? {
                     if let Some(deliveries) = self.deliveries.get() {
-                        deliveries.delivered(scope.key.clone(), stamped.stamp).await;
+                        deliveries.wait_delivered(scope.key.clone(), stamped.stamp).await;
                     }
                     return Ok(Some(stamped.stamp));
                 }
-                self.miss(&name, former.owner, *stamped);
+                self.record_missing_row(&name, previous.owner, *stamped);
                 may_come |= !is_over;
             }
             let is_free =
-                [self.owner, self.owner_of(&name), NOBODY].into_iter().any(|owner| owner == former.owner);
+                [self.owner, self.owner_of(&name), UNOWNED].into_iter().any(|owner| owner == previous.owner);
             if may_come && !is_free {
                 let patience = patient_until.saturating_duration_since(Instant::now());
                 let pause = if patience.is_zero() { look_again } else { look_again.min(patience) };
@@ -359,9 +370,9 @@ impl GivenIds {
                 continue;
             }
             let owner = i64::from_be_bytes(random_bytes());
-            // Before, since the answer may be lost.
-            self.taken.lock().put(name.clone(), owner);
-            if self.take(shared, &name, (former.owner, former.stamped.as_ref()), owner).await? {
+            // Recorded before the request, since its answer may be lost.
+            self.taken_over.lock().put(name.clone(), owner);
+            if self.take_over(shared, &name, (previous.owner, previous.stamped.as_ref()), owner).await? {
                 if let Some(closes) = closes {
                     closes.close(shared, &scope.key).await?;
                 }
@@ -375,45 +386,45 @@ impl GivenIds {
         session: &Session,
         statement: &PreparedStatement,
         values: impl SerializeRow,
-    ) -> Result<Applied, StoreError> {
-        // Never closed.
+    ) -> Result<ConditionalResult, StoreError> {
+        // The semaphore is never closed.
         let _permit = self.permits.acquire().await;
         conditional(session, statement, values).await
     }
 }
 
-/// What stands in the database of an id.
-struct Claim {
+/// Claim of an id in the database.
+struct StoredIdClaim {
     owner: i64,
-    stamped: Option<Stamped>,
+    stamped: Option<ClaimStamp>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Stamped {
+struct ClaimStamp {
     stamp: Stamp,
     timestamp_ms: u64,
-    /// None: the channel keeps no history.
+    /// Partition of the row; `None` if the channel keeps no history.
     bucket: Option<i32>,
-    /// The claim was taken over from who has stamped it.
-    is_left: bool,
+    /// The claim was taken over from the owner of this stamp.
+    is_superseded: bool,
 }
 
-impl Claim {
-    /// None: it has gone meanwhile.
-    fn read(answer: &Applied) -> Option<Self> {
+impl StoredIdClaim {
+    /// Returns `None` if the claim has expired meanwhile.
+    fn read(answer: &ConditionalResult) -> Option<Self> {
         let owner = answer.number("owner")?;
         let stamped = || {
-            let noted = i32::try_from(answer.number("bucket")?).ok()?;
-            let is_left = noted <= LEFT;
-            let bucket = if is_left { LEFT - noted } else { noted };
-            Some(Stamped {
+            let stored_bucket = i32::try_from(answer.number("bucket")?).ok()?;
+            let is_left = stored_bucket <= SUPERSEDED;
+            let bucket = if is_left { SUPERSEDED - stored_bucket } else { stored_bucket };
+            Some(ClaimStamp {
                 stamp: Stamp {
                     incarnation: unordered(answer.number("incarnation")?),
                     sequence: natural(answer.number("sequence")?),
                 },
                 timestamp_ms: natural(answer.number("timestamp_ms")?),
                 bucket: Some(bucket).filter(|bucket| *bucket != NO_ROW),
-                is_left,
+                is_superseded: is_left,
             })
         };
         Some(Self { owner, stamped: stamped() })
@@ -424,26 +435,31 @@ impl Claim {
     }
 }
 
-impl Stamped {
-    /// By the clock of this node, however far it is from that of the one that has stamped it.
-    /// The claim ends by the time of the database soon after the window. One that seems much older is of a node whose clock is
-    /// behind, or this one's is ahead.
+impl ClaimStamp {
+    /// Returns whether the stamp is within the window by this node's clock, which may differ from that of the stamping node.
+    ///
+    /// The claim expires by the database's time soon after the window. A stamp that looks much older counts too: its node's clock is
+    /// behind, or this node's clock is ahead.
     fn is_within(&self, window_ms: u64, now_ms: u64) -> bool {
         let age_ms = now_ms.saturating_sub(self.timestamp_ms);
         age_ms <= window_ms || age_ms > window_ms + 2 * SLACK_MS
     }
 
-    fn acknowledged_until_ms(&self, shared: &Shared) -> u64 {
+    fn acknowledged_until_ms(&self, shared: &ScyllaShared) -> u64 {
         let wait_ms = u64::try_from(shared.options.wait.as_millis()).unwrap_or(u64::MAX);
         self.timestamp_ms.saturating_add(wait_ms).saturating_add(SLACK_MS)
     }
 
     fn position(&self) -> (i64, i64, i64) {
         let Stamp { incarnation, sequence } = self.stamp;
-        super::values::position_values(Position { timestamp_ms: self.timestamp_ms, sequence, incarnation })
+        super::values::position_values(HistoryPosition {
+            timestamp_ms: self.timestamp_ms,
+            sequence,
+            incarnation,
+        })
     }
 
-    async fn is_stored(&self, shared: &Shared, key: &ChannelKey) -> Result<bool, StoreError> {
+    async fn is_stored(&self, shared: &ScyllaShared, key: &ChannelKey) -> Result<bool, StoreError> {
         let Some(bucket) = self.bucket else { return Ok(true) };
         let database = shared.database();
         let kind = kind_value(RowKind::Messages);
@@ -451,15 +467,15 @@ impl Stamped {
         let day = day_of(self.timestamp_ms);
         let (account, channel) = (key.account().as_str(), key.channel());
         let values = (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
-        // Never closed.
+        // The semaphore is never closed.
         let _permit = shared.ids.permits.acquire().await;
         let found = database.session.execute_unpaged(&database.statements.find_row, values).await;
         let rows = found.map_err(failed)?.into_rows_result().map_err(failed)?;
         Ok(rows.rows_num() > 0)
     }
 
-    /// Nothing that is written to the place of the row by the former owner counts from now on.
-    async fn close(&self, shared: &Shared, key: &ChannelKey) -> Result<(), StoreError> {
+    /// Deletes the row of this stamp, so that a late write by the previous owner does not count.
+    async fn close(&self, shared: &ScyllaShared, key: &ChannelKey) -> Result<(), StoreError> {
         let Some(bucket) = self.bucket else { return Ok(()) };
         let database = shared.database();
         let kind = kind_value(RowKind::Messages);
@@ -468,7 +484,7 @@ impl Stamped {
         let day = day_of(self.timestamp_ms);
         let (account, channel) = (key.account().as_str(), key.channel());
         let values = (later, account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation);
-        // Never closed.
+        // The semaphore is never closed.
         let _permit = shared.ids.permits.acquire().await;
         let closed = database.session.execute_unpaged(&database.statements.delete_row, values).await;
         closed.map(drop).map_err(failed)

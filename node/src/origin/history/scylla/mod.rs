@@ -1,28 +1,29 @@
-//! The store that nodes share: ScyllaDB or Apache Cassandra.
+//! The store that several nodes share: ScyllaDB or Apache Cassandra.
 //!
-//! An answer is given when a quorum of the local replicas has the row. Every row has a key and a time of its own, so that a write
-//! that is sent twice, or comes late, is the same row. What the database does not answer in time is `Failed`, and its outcome unknown.
+//! A write is answered when a quorum of the local replicas has the row. Every row has a key and a write time of its own, so a write that
+//! is sent twice or arrives late gives the same row. A request that the database does not answer in time is `Failed`, with an unknown
+//! outcome.
 
 mod buckets;
 mod connection;
+mod continuations;
 mod copy;
+mod event_claims;
 mod health;
 mod ids;
 mod index;
 mod lookups;
-mod marks;
 mod members;
 mod metrics;
 mod node;
-mod once;
 mod policies;
 mod queues;
+mod reachability;
 mod reader;
 mod reads;
 mod revocations;
 mod rows;
 mod schema;
-mod standing;
 mod time;
 mod values;
 mod writes;
@@ -40,60 +41,62 @@ use parking_lot::RwLock;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use crate::model::{AccountId, Clock, FormerMember, Limits, PresenceEvent, Published, Revocation};
+use crate::model::{AccountId, Clock, Limits, PresenceEvent, PublishedMessages, RestoredMember, Revocation};
 use crate::origin::metering::MetricRow;
 use crate::tasks::{OnStop, Tasks};
 use crate::telemetry::{StoreOperation, StoreTimes};
 
 use super::{
-    BoxFuture, Deliveries, Done, FormerRun, FoundIds, HistoryPage, HistoryQuery, HistoryStore, IdScope, Kept,
-    KeptBy, Nonce, Queued, StoreError, StoredQueues,
+    BoxFuture, Deliveries, HistoryCoverage, HistoryPage, HistoryQuery, HistoryStore, IdLookupCallback,
+    IdScope, IncarnationPolicies, Nonce, PreviousIncarnation, StoreCallback, StoreError, StoreQueueUsage,
+    StoredQueues,
 };
-use buckets::{Bounds, Buckets};
-use connection::Database;
-use health::Health;
-use ids::GivenIds;
-use lookups::Lookups;
-use marks::Marks;
+use buckets::{BucketBounds, Buckets};
+use connection::PreparedSession;
+use continuations::Continuations;
+use health::DatabaseHealth;
+use ids::ScyllaIdClaims;
+use lookups::IdLookups;
 use members::MemberChange;
-use policies::Policies;
-use reads::Reads;
-use rows::Content;
+use policies::PolicyAnnouncements;
+use reads::HistoryReads;
+use rows::AppendContent;
 use time::DatabaseTime;
 use values::{conditional, number, ttl_s, written_at};
-use writes::Writes;
+use writes::WriteQueues;
 
-pub use connection::{Connection, ScyllaError, apply_schema};
-pub(super) use copy::Copying;
+pub use connection::{ScyllaConnection, ScyllaError, apply_schema};
+pub(super) use copy::CopyWriter;
 
 const HOUR_MS: u64 = 3_600_000;
 const DAY_MS: u64 = 24 * HOUR_MS;
-/// Nonces, revocations and metrics that are under way; beyond it `Busy`.
+/// Concurrent requests for nonces, revocations and metrics; beyond it `Busy`.
 const REQUESTS_MAX: usize = 4_096;
-/// A nonce is remembered longer than it must be, since clocks differ.
+/// Time that a nonce is remembered beyond its memory, since clocks differ.
 const NONCE_SLACK_MS: u64 = 60_000;
-/// Beyond what one request may take, for a stop.
+/// Time that a stop waits beyond the time limit of its requests.
 const STOP_SLACK: Duration = Duration::from_secs(1);
 
-/// What a node keeps in the shared store and how much may wait for it.
+/// Settings of the shared store, and the bounds of its queues.
 #[derive(Debug, Clone)]
 pub struct ScyllaOptions {
     pub node_id: Arc<str>,
-    /// Of a node that is alone; where there are others they know its members.
+    /// Whether members are stored: only for a node without a cluster. In a cluster the other nodes know them.
     pub keeps_members: bool,
-    /// The keyspace and the tables are made where they are missing.
+    /// Whether the keyspace and tables are created if they are missing.
     pub makes_schema: bool,
     pub idempotency_window_ms: u64,
     pub nonce_memory_ms: u64,
     pub revocation_kept_ms: u64,
-    /// For so long somebody may come back to what was delivered.
+    /// Longest time after a delivery in which clients may resume from it.
     pub resume_kept_ms: u64,
-    /// What is not answered by then is `Failed`.
+    /// Time limit of a request; after it the answer is `Failed`.
     pub wait: Duration,
-    /// Messages, events and ids that wait; beyond it `Busy`, but for messages: of them no more are begun from seven eighths on.
+    /// Messages, events and ids that wait. Beyond this bound the answer is `Busy`, except for messages: new ones are refused from seven
+    /// eighths on.
     pub write_queue_rows: usize,
     pub write_queue_bytes: usize,
-    /// What the node puts into one partition before it goes on with a narrower one.
+    /// Rows and bytes that the node writes to one partition before it goes on with a narrower one.
     pub partition_rows: u64,
     pub partition_bytes: u64,
 }
@@ -117,41 +120,41 @@ impl ScyllaOptions {
     }
 }
 
-/// The shared store. Cheap to ask; it works on the runtime that it was opened in.
-pub struct Scylla {
-    shared: Arc<Shared>,
+/// The shared store. Its calls do not block; it runs on the runtime in which it was opened.
+pub struct ScyllaStore {
+    shared: Arc<ScyllaShared>,
 }
 
-struct Shared {
+struct ScyllaShared {
     options: ScyllaOptions,
-    connection: Connection,
+    connection: ScyllaConnection,
     clock: Clock,
     time: DatabaseTime,
     runtime: Handle,
     tasks: Tasks,
-    database: RwLock<Arc<Database>>,
-    health: Health,
+    database: RwLock<Arc<PreparedSession>>,
+    health: DatabaseHealth,
     times: StoreTimes,
-    writes: Writes,
+    writes: WriteQueues,
     buckets: Buckets,
-    marks: Marks,
-    ids: GivenIds,
-    lookups: Lookups,
-    reads: Reads,
+    continuations: Continuations,
+    ids: ScyllaIdClaims,
+    lookups: IdLookups,
+    reads: HistoryReads,
     requests: AtomicUsize,
-    /// The highest time of a row of this node.
+    /// Highest timestamp of this node's rows.
     highest_ms: AtomicU64,
-    /// By which of two changes of a member, or of what is said of a run, the later is known.
+    /// Number of the last change of a member or an incarnation; of two changes the one with the higher number is the later.
     last_change: AtomicI64,
-    noting: tokio::sync::Mutex<()>,
-    policies: Policies,
+    node_row_lock: tokio::sync::Mutex<()>,
+    policies: PolicyAnnouncements,
     closed: AtomicBool,
 }
 
-impl Scylla {
-    /// Connects, makes or checks the schema, and raises the clock above every time that this node has given to a row.
+impl ScyllaStore {
+    /// Connects, creates or checks the schema, and raises the clock above every timestamp that this node has stored.
     pub async fn open(
-        connection: Connection,
+        connection: ScyllaConnection,
         options: ScyllaOptions,
         clock: Clock,
     ) -> Result<Self, ScyllaError> {
@@ -161,25 +164,28 @@ impl Scylla {
         } else {
             schema::check(&session, &connection.keyspace).await?;
         }
-        let database = Database::over(session, &connection.keyspace).await?;
+        let database = PreparedSession::from_session(session, &connection.keyspace).await?;
         let runtime = Handle::current();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ScyllaShared {
             tasks: Tasks::new(runtime.clone()),
             runtime,
             database: RwLock::new(Arc::new(database)),
-            health: Health::default(),
+            health: DatabaseHealth::default(),
             times: StoreTimes::new("shared", &StoreOperation::ALL),
-            writes: Writes::new(options.write_queue_rows, options.write_queue_bytes),
-            buckets: Buckets::new(Bounds { rows: options.partition_rows, bytes: options.partition_bytes }),
-            marks: Marks::new(),
-            ids: GivenIds::new(options.idempotency_window_ms),
-            lookups: Lookups::new(),
-            reads: Reads::new(),
+            writes: WriteQueues::new(options.write_queue_rows, options.write_queue_bytes),
+            buckets: Buckets::new(BucketBounds {
+                rows: options.partition_rows,
+                bytes: options.partition_bytes,
+            }),
+            continuations: Continuations::new(),
+            ids: ScyllaIdClaims::new(options.idempotency_window_ms),
+            lookups: IdLookups::new(),
+            reads: HistoryReads::new(),
             requests: AtomicUsize::new(0),
             highest_ms: AtomicU64::new(0),
             last_change: AtomicI64::new(0),
-            noting: tokio::sync::Mutex::default(),
-            policies: Policies::default(),
+            node_row_lock: tokio::sync::Mutex::default(),
+            policies: PolicyAnnouncements::default(),
             closed: AtomicBool::new(false),
             options,
             connection,
@@ -187,7 +193,7 @@ impl Scylla {
             time: DatabaseTime::default(),
         });
         shared.time.ask(&shared.database()).await.map_err(ScyllaError::Read)?;
-        marks::read(&shared).await.map_err(ScyllaError::Read)?;
+        continuations::read(&shared).await.map_err(ScyllaError::Read)?;
         let (_, highest_ms) = node::read(&shared).await.map_err(ScyllaError::Read)?;
         if highest_ms > 0 {
             shared.wrote_up_to(highest_ms);
@@ -195,12 +201,12 @@ impl Scylla {
         }
         let watched = Arc::downgrade(&shared);
         shared.tasks.spawn("store watch", OnStop::Cancel, health::watch(watched.clone()));
-        shared.tasks.spawn("store note", OnStop::Cancel, node::note(watched));
+        shared.tasks.spawn("store note", OnStop::Cancel, node::save_periodically(watched));
         Ok(Self { shared })
     }
 }
 
-impl HistoryStore for Scylla {
+impl HistoryStore for ScyllaStore {
     fn is_shared(&self) -> bool {
         true
     }
@@ -209,22 +215,22 @@ impl HistoryStore for Scylla {
         self.shared.writes.is_nearly_full()
     }
 
-    fn queued(&self) -> Queued {
+    fn queued(&self) -> StoreQueueUsage {
         self.shared.writes.queued()
     }
 
-    fn append(&self, published: Arc<Published>, retention_hours: Option<u32>, done: Done) {
+    fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         if let Err(error) = self.shared.usable() {
             return done(Err(error));
         }
-        let content = Content::of_messages(&published, retention_hours);
+        let content = AppendContent::of_messages(&published, retention_hours);
         if content.is_empty() {
             return done(Ok(()));
         }
         writes::begin(&self.shared, &published.key, content, done);
     }
 
-    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: Done) {
+    fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
         let shared = &self.shared;
         if let Err(error) = shared.usable() {
             return done(Err(error));
@@ -234,14 +240,14 @@ impl HistoryStore for Scylla {
         }
         let change = || MemberChange::of(&event, shared.next_change(event.timestamp_ms));
         let member = shared.options.keeps_members.then(change);
-        let content = Content::of_presence(&event, retention_hours, member);
+        let content = AppendContent::of_presence(&event, retention_hours, member);
         if content.is_empty() {
             return done(Ok(()));
         }
         writes::begin(shared, &event.key, content, done);
     }
 
-    fn former_members(&self) -> Result<Vec<FormerMember>, StoreError> {
+    fn stored_members(&self) -> Result<Vec<RestoredMember>, StoreError> {
         if !self.shared.options.keeps_members {
             return Ok(Vec::new());
         }
@@ -249,7 +255,7 @@ impl HistoryStore for Scylla {
         self.shared.runtime.block_on(members::all(&self.shared))
     }
 
-    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: FoundIds) {
+    fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
         if let Err(error) = self.shared.usable() {
             return found(Err(error));
         }
@@ -299,29 +305,33 @@ impl HistoryStore for Scylla {
         )
     }
 
-    fn begin(&self, incarnation: u64, kept: Kept) -> BoxFuture<'static, Result<Vec<FormerRun>, StoreError>> {
+    fn begin_incarnation(
+        &self,
+        incarnation: u64,
+        kept: HistoryCoverage,
+    ) -> BoxFuture<'static, Result<Vec<PreviousIncarnation>, StoreError>> {
         let shared = Arc::clone(&self.shared);
         self.shared.request("store run", StoreOperation::Other, async move {
-            node::begin(&shared, incarnation, kept).await
+            node::begin_incarnation(&shared, incarnation, kept).await
         })
     }
 
-    fn lately_kept(&self) -> BoxFuture<'static, Result<KeptBy, StoreError>> {
+    fn recent_policies(&self) -> BoxFuture<'static, Result<IncarnationPolicies, StoreError>> {
         match self.shared.usable() {
-            Ok(()) => policies::ask(&self.shared),
+            Ok(()) => policies::read_recent(&self.shared),
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }
 
-    fn told_policies(&self) -> Option<u64> {
-        self.shared.policies.told()
+    fn announced_policies(&self) -> Option<u64> {
+        self.shared.policies.announced()
     }
 
-    fn settled(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+    fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             shared.usable()?;
-            shared.writes.settled().await;
+            shared.writes.flush().await;
             Ok(())
         })
     }
@@ -351,7 +361,7 @@ impl HistoryStore for Scylla {
         self.shared.request("store metrics", StoreOperation::Read, read)
     }
 
-    /// Rows end by themselves.
+    /// Nothing to do: rows expire by themselves.
     fn sweep(&self, _now_ms: u64) -> Result<(), StoreError> {
         self.shared.usable()
     }
@@ -366,24 +376,24 @@ impl HistoryStore for Scylla {
             return;
         }
         shared.runtime.block_on(async {
-            // A write of ids asks three times at most.
+            // A write of ids makes at most three requests.
             shared.tasks.stop(3 * shared.options.wait + STOP_SLACK).await;
-            if let Err(error) = node::note_highest(shared).await {
+            if let Err(error) = node::save_highest(shared).await {
                 tracing::warn!(%error, "the time of the last row was not noted");
             }
-            policies::end(shared).await;
+            policies::end_announcement(shared).await;
         });
     }
 }
 
-impl fmt::Debug for Scylla {
+impl fmt::Debug for ScyllaStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scylla").field("connection", &self.shared.connection).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    fn database(&self) -> Arc<Database> {
+impl ScyllaShared {
+    fn database(&self) -> Arc<PreparedSession> {
         Arc::clone(&self.database.read())
     }
 
@@ -395,7 +405,7 @@ impl Shared {
         self.tasks.spawn(name, OnStop::Finish, task);
     }
 
-    /// Begins at once, whether the answer is waited for or not.
+    /// Starts a request at once, even if its future is never polled.
     fn request<T: Send + 'static>(
         self: &Arc<Self>,
         name: &'static str,
@@ -419,7 +429,7 @@ impl Shared {
             let result = work.await;
             shared.times.ended(operation, begun);
             shared.requests.fetch_sub(1, Ordering::Relaxed);
-            // A caller that has gone needs no answer.
+            // The caller may have dropped its receiver.
             let _ = answer.send(result);
         });
         Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -436,8 +446,8 @@ impl Shared {
     fn next_change(&self, timestamp_ms: u64) -> i64 {
         let least = written_at(timestamp_ms);
         let next = |last: i64| Some(least.max(last + 1));
-        let former = self.last_change.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        least.max(former.unwrap_or_default() + 1)
+        let previous = self.last_change.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        least.max(previous.unwrap_or_default() + 1)
     }
 }
 

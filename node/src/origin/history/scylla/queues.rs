@@ -1,18 +1,18 @@
-//! The queues of accounts: one row for each account, which changes by its revision.
+//! The queues of accounts: one row for each account, changed only from the expected revision.
 
 use std::collections::HashMap;
 
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::values::{conditional, natural, number};
-use super::{Shared, failed};
+use super::{ScyllaShared, failed};
 use crate::model::AccountId;
 use crate::origin::history::{StoreError, StoredQueues};
 
-/// Rows that are read at the same time.
+/// Rows that are read concurrently.
 const READS: usize = 16;
 
-pub(super) async fn put(shared: &Shared, row: StoredQueues) -> Result<bool, StoreError> {
+pub(super) async fn put(shared: &ScyllaShared, row: StoredQueues) -> Result<bool, StoreError> {
     let StoredQueues { account, revision, definitions } = row;
     let database = shared.database();
     let (session, statements) = (&database.session, &database.statements);
@@ -26,15 +26,15 @@ pub(super) async fn put(shared: &Shared, row: StoredQueues) -> Result<bool, Stor
     Ok(answer.applied)
 }
 
-/// Puts the queues of another store, of which the revisions are counted apart. An account that has queues here keeps them.
-pub(super) async fn copy(shared: &Shared, row: &StoredQueues) -> Result<(), StoreError> {
+/// Copies queues from another store, whose revisions do not apply here. An account that already has queues here keeps them.
+pub(super) async fn copy(shared: &ScyllaShared, row: &StoredQueues) -> Result<(), StoreError> {
     put(shared, StoredQueues { revision: 1, ..row.clone() }).await.map(drop)
 }
 
-/// The rows whose revision is not the known one, in no order. If none is known, one read has all of them; else only those are read
-/// that have changed.
+/// Reads the rows whose revision differs from the known one, in no order. If none is known, one read returns all of them; else only
+/// changed rows are read.
 pub(super) async fn changed(
-    shared: &Shared,
+    shared: &ScyllaShared,
     known: &HashMap<AccountId, u64>,
 ) -> Result<Vec<StoredQueues>, StoreError> {
     if known.is_empty() {
@@ -54,7 +54,7 @@ pub(super) async fn changed(
     Ok(rows.into_iter().flatten().collect())
 }
 
-async fn all(shared: &Shared) -> Result<Vec<StoredQueues>, StoreError> {
+async fn all(shared: &ScyllaShared) -> Result<Vec<StoredQueues>, StoreError> {
     let database = shared.database();
     let found = database.session.execute_iter(database.statements.account_queues.clone(), ()).await;
     let mut found = found.map_err(failed)?.rows_stream::<(String, i64, String)>().map_err(failed)?;
@@ -66,7 +66,7 @@ async fn all(shared: &Shared) -> Result<Vec<StoredQueues>, StoreError> {
     Ok(rows)
 }
 
-async fn one(shared: &Shared, account: AccountId) -> Result<Option<StoredQueues>, StoreError> {
+async fn one(shared: &ScyllaShared, account: AccountId) -> Result<Option<StoredQueues>, StoreError> {
     let database = shared.database();
     let asked = database.session.execute_unpaged(&database.statements.queues_of, (account.as_str(),)).await;
     let rows = asked.map_err(failed)?.into_rows_result().map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Reads of history that are under way: how many there may be, and those that ask the same.
+//! History reads in progress: their bound, and the sharing of equal reads.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -9,49 +9,49 @@ use futures_util::FutureExt as _;
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::{Shared, failed, reader};
+use super::{ScyllaShared, failed, reader};
 use crate::origin::history::{BoxFuture, HistoryPage, HistoryQuery, StoreError};
 use crate::telemetry::StoreOperation;
 
-/// Reads that the database has at a time.
+/// Concurrent reads at the database.
 const UNDER_WAY_MAX: usize = 64;
-/// Who waits for a read; beyond it `Busy`.
+/// Callers that may wait for a read; beyond it `Busy`.
 const WAITING_MAX: usize = 4_096;
 
-type Answer = oneshot::Sender<Result<HistoryPage, StoreError>>;
+type PageReply = oneshot::Sender<Result<HistoryPage, StoreError>>;
 
-pub(super) struct Reads {
-    asked: Mutex<Asked>,
+pub(super) struct HistoryReads {
+    pending: Mutex<PendingReads>,
     pub(super) permits: Semaphore,
 }
 
 #[derive(Default)]
-struct Asked {
-    /// For each read that is under way, who wants the same to be read after it: what is asked now must see what was acknowledged
-    /// before, and the read that is under way may not.
-    next: HashMap<HistoryQuery, Vec<Answer>>,
+struct PendingReads {
+    /// Callers that want each running read to be repeated after it. A new caller must see everything acknowledged before, and the running
+    /// read may not.
+    next: HashMap<HistoryQuery, Vec<PageReply>>,
     waiting: usize,
 }
 
-impl Reads {
+impl HistoryReads {
     pub(super) fn new() -> Self {
-        Self { asked: Mutex::default(), permits: Semaphore::new(UNDER_WAY_MAX) }
+        Self { pending: Mutex::default(), permits: Semaphore::new(UNDER_WAY_MAX) }
     }
 
-    /// How many reads are under way, and how many wait behind one that asks the same.
+    /// Number of running reads, and of callers that wait behind an equal read.
     #[cfg(test)]
     pub(super) fn under_way(&self) -> (usize, usize) {
-        let asked = self.asked.lock();
+        let asked = self.pending.lock();
         (asked.next.len(), asked.next.values().map(Vec::len).sum())
     }
 }
 
 pub(super) fn ask(
-    shared: &Arc<Shared>,
+    shared: &Arc<ScyllaShared>,
     query: HistoryQuery,
 ) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
     let (answer, answered) = oneshot::channel();
-    let mut asked = shared.reads.asked.lock();
+    let mut asked = shared.reads.pending.lock();
     if asked.waiting >= WAITING_MAX {
         return Box::pin(std::future::ready(Err(StoreError::Busy)));
     }
@@ -66,12 +66,12 @@ pub(super) fn ask(
     Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
 }
 
-/// Until nobody asks the same any more.
-async fn run(shared: Arc<Shared>, query: HistoryQuery, mut answers: Vec<Answer>) {
+/// Runs a read, and repeats it until no caller waits for an equal one.
+async fn run(shared: Arc<ScyllaShared>, query: HistoryQuery, mut answers: Vec<PageReply>) {
     loop {
         let (wait, begun) = (shared.options.wait, Instant::now());
         let read = async {
-            // Never closed.
+            // The semaphore is never closed.
             let _permit = shared.reads.permits.acquire().await;
             reader::page(&shared, &query).await
         };
@@ -86,7 +86,7 @@ async fn run(shared: Arc<Shared>, query: HistoryQuery, mut answers: Vec<Answer>)
             }
         };
         let next = {
-            let mut asked = shared.reads.asked.lock();
+            let mut asked = shared.reads.pending.lock();
             asked.waiting -= answers.len();
             match asked.next.get_mut(&query) {
                 Some(next) if !next.is_empty() => std::mem::take(next),
@@ -94,7 +94,7 @@ async fn run(shared: Arc<Shared>, query: HistoryQuery, mut answers: Vec<Answer>)
             }
         };
         for answer in answers {
-            // A caller that has gone needs no answer.
+            // The caller may have dropped its receiver.
             let _ = answer.send(result.clone());
         }
         if next.is_empty() {

@@ -5,16 +5,16 @@ use std::collections::HashMap;
 use futures_util::TryStreamExt as _;
 
 use super::values::{natural, number, ttl_s, written_at};
-use super::{Shared, failed};
+use super::{ScyllaShared, failed};
 use crate::model::{ClientId, KeyName, Revocation};
 use crate::origin::history::StoreError;
 
-/// Its moment decides which of two is the later, so that the latest counts and not the last.
-pub(super) async fn write(shared: &Shared, revocation: Revocation) -> Result<(), StoreError> {
+/// Writes a revocation. Its own time is the write time, so that the latest one counts and not the last written.
+pub(super) async fn write(shared: &ScyllaShared, revocation: Revocation) -> Result<(), StoreError> {
     let Revocation { key_name, client_id, issued_before_ms } = revocation;
     let kept_ms = shared.options.revocation_kept_ms;
     let left_ms = issued_before_ms.saturating_add(kept_ms).saturating_sub(shared.time.now_ms());
-    // Also where the clock by which it was made is behind.
+    // At least the full time, in case the clock that set the revocation's time is behind.
     let ttl = ttl_s(left_ms.max(kept_ms), 0).unwrap_or(i32::MAX);
     let database = shared.database();
     let client_id = client_id.as_ref().map_or("", ClientId::as_str);
@@ -23,8 +23,8 @@ pub(super) async fn write(shared: &Shared, revocation: Revocation) -> Result<(),
     written.map(drop).map_err(failed)
 }
 
-/// Every row but those of clientIds of which the row of their key says as much.
-pub(super) async fn all(shared: &Shared) -> Result<Vec<Revocation>, StoreError> {
+/// Reads all rows, except those of clientIds that the row of their key makes redundant.
+pub(super) async fn all(shared: &ScyllaShared) -> Result<Vec<Revocation>, StoreError> {
     let mut all = rows(shared).await?;
     let of_keys: HashMap<KeyName, u64> = all
         .iter()
@@ -38,7 +38,7 @@ pub(super) async fn all(shared: &Shared) -> Result<Vec<Revocation>, StoreError> 
     Ok(all)
 }
 
-async fn rows(shared: &Shared) -> Result<Vec<Revocation>, StoreError> {
+async fn rows(shared: &ScyllaShared) -> Result<Vec<Revocation>, StoreError> {
     let database = shared.database();
     let found = database.session.execute_iter(database.statements.revocations.clone(), ()).await;
     let mut found = found.map_err(failed)?.rows_stream::<(String, String, i64)>().map_err(failed)?;

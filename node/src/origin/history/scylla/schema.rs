@@ -1,4 +1,4 @@
-//! The keyspace and its tables: made once, whoever comes first, and told by a version.
+//! The keyspace and its tables: created once by the first node, and identified by a version.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -8,31 +8,32 @@ use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::Statement;
 
-use super::connection::Connection;
+use super::connection::ScyllaConnection;
 
-/// The tables and columns that each version adds or alters to the one before; a keyspace has the version of the last one that was applied to it.
+/// The tables and columns that each version adds or alters. The version of a keyspace is that of the last migration that was applied to
+/// it.
 const MIGRATIONS: &[Migration] = &[
     Migration { tables: FIRST, ..NOTHING },
     Migration { tables: POLICIES, ..NOTHING },
-    Migration { columns: MARKS, ..NOTHING },
+    Migration { columns: CONTINUATION_COLUMNS, ..NOTHING },
     Migration { tables: QUEUES, ..NOTHING },
-    Migration { short_graces: GRACE, ..NOTHING },
+    Migration { short_gc_tables: SHORT_GC_TABLES, ..NOTHING },
     Migration { tables: ACCOUNT_QUEUES, ..NOTHING },
 ];
-const NOTHING: Migration = Migration { tables: &[], columns: &[], short_graces: &[] };
+const NOTHING: Migration = Migration { tables: &[], columns: &[], short_gc_tables: &[] };
 
-/// A change of the schema. A new keyspace has the columns and the graces with its tables, so that nothing is altered there: each
-/// change of a schema takes a database a moment on every node.
+/// A change of the schema. A new keyspace gets columns and GC times together with its tables, since every further schema change takes each
+/// node of the database a moment.
 struct Migration {
-    /// Statements that make tables.
+    /// Statements that create tables.
     tables: &'static [&'static str],
-    columns: &'static [Column],
-    /// Tables that forget deleted rows after [`GRACE_S`].
-    short_graces: &'static [&'static str],
+    columns: &'static [SchemaColumn],
+    /// Tables that drop tombstones after [`SHORT_GC_S`].
+    short_gc_tables: &'static [&'static str],
 }
 
-/// Of which table, its name, and its type. A table that is made now has it at once, as several may make it at the same time.
-type Column = (&'static str, &'static str, &'static str);
+/// Table, name and type of a column. A table that is created now has the column from the start, since several nodes may create it at once.
+type SchemaColumn = (&'static str, &'static str, &'static str);
 
 const FIRST: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.history (account text, channel text, kind tinyint, day int, bucket int, \
@@ -67,7 +68,7 @@ const POLICIES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.policies (part text, node_id text, incarnation bigint, policies bigint, \
      is_over boolean, marks boolean, PRIMARY KEY (part, node_id, incarnation, policies)) WITH gc_grace_seconds = 3600",
 ];
-/// Nothing reads or writes them: [`ACCOUNT_QUEUES`] has the queues of an account in one row, so that a change of them is one condition.
+/// Unused tables: [`ACCOUNT_QUEUES`] has the queues of an account in one row, so that a change of them is one conditional write.
 const QUEUES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.queues (account text, name text, id uuid, max_length bigint, enabled boolean, \
      PRIMARY KEY (account, name))",
@@ -77,36 +78,37 @@ const QUEUES: &[&str] = &[
 const ACCOUNT_QUEUES: &[&str] = &[
     "CREATE TABLE IF NOT EXISTS {}.account_queues (account text PRIMARY KEY, revision bigint, definitions text)",
 ];
-/// What was deleted, or outlived its time, is gone from the disk within hours: a scan over days of it would be refused.
-const GRACE: &[&str] = &["members", "revocations", "message_ids", "nonces"];
-const GRACE_S: i32 = 3_600;
-const MARKS: &[Column] = &[("history", "is_continued", "boolean static"), ("policies", "marks", "boolean")];
+/// Tables whose deleted and expired rows leave the disk within hours; a scan over days of tombstones would be refused.
+const SHORT_GC_TABLES: &[&str] = &["members", "revocations", "message_ids", "nonces"];
+const SHORT_GC_S: i32 = 3_600;
+const CONTINUATION_COLUMNS: &[SchemaColumn] =
+    &[("history", "is_continued", "boolean static"), ("policies", "marks", "boolean")];
 const VERSIONS: &str = "CREATE TABLE IF NOT EXISTS {}.schema_version (part text PRIMARY KEY, version int)";
-/// A table may take seconds where the database is busy.
+/// Time limit of a schema change, which may take seconds while the database is busy.
 const ALTER_WAIT: Duration = Duration::from_secs(20);
 const ATTEMPTS: usize = 3;
 const ATTEMPT_EACH: Duration = Duration::from_secs(1);
 const COPIES_MAX: usize = 3;
-/// A node of the database that has just begun is in the list of the others by then.
+/// Time after which a node of the database that has just started is in the other nodes' lists.
 const NODES_WAIT: Duration = Duration::from_secs(10);
 const NODES_LOOK: Duration = Duration::from_millis(250);
 
-/// Why the keyspace cannot be used; the text names it.
+/// Reason why the keyspace cannot be used; the text names it.
 #[derive(Debug)]
 pub enum SchemaError {
-    /// To be made by `fanfare schema apply`.
+    /// The keyspace is missing; `fanfare schema apply` creates it.
     Missing(String),
-    /// Made by an earlier version of this program.
+    /// An earlier version of this program made the keyspace.
     Behind {
         keyspace: String,
         found: usize,
     },
-    /// Made by a later version of this program.
+    /// A later version of this program made the keyspace.
     Ahead {
         keyspace: String,
         found: usize,
     },
-    /// The user may not.
+    /// The user lacks the permission.
     Forbidden {
         keyspace: String,
         source: Box<ExecutionError>,
@@ -180,8 +182,8 @@ pub(super) async fn check(session: &Session, keyspace: &str) -> Result<(), Schem
     }
 }
 
-/// Makes what is missing. True when something was.
-pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<bool, SchemaError> {
+/// Creates what is missing. Returns whether anything was.
+pub(super) async fn apply(session: &Session, connection: &ScyllaConnection) -> Result<bool, SchemaError> {
     let keyspace = &*connection.keyspace;
     let found = version(session, keyspace).await?;
     if found.is_some_and(|found| found >= MIGRATIONS.len()) {
@@ -190,7 +192,7 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
     if found.is_none() {
         make_keyspace(session, connection).await?;
         alter(session, connection, &VERSIONS.replace("{}", keyspace)).await?;
-        // No version that marks nothing has been here.
+        // A new keyspace: no version without continuation marks has written here.
         let marked = format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('marked', 0)");
         alter(session, connection, &marked).await?;
     }
@@ -201,20 +203,20 @@ pub(super) async fn apply(session: &Session, connection: &Connection) -> Result<
         for column in migration.columns {
             add_column(session, connection, *column).await?;
         }
-        for table in migration.short_graces {
-            shorten_grace(session, connection, table).await?;
+        for table in migration.short_gc_tables {
+            shorten_gc(session, connection, table).await?;
         }
     }
-    // Once, and no other: whoever is slower is not to say less than who has finished.
-    let noted =
+    // Only the final version is written, so that a slower node cannot lower what a faster one has set.
+    let statement =
         format!("INSERT INTO {keyspace}.schema_version (part, version) VALUES ('all', {})", MIGRATIONS.len());
-    alter(session, connection, &noted).await?;
-    // The driver sends a row to its replicas once it knows how the keyspace is replicated.
+    alter(session, connection, &statement).await?;
+    // The driver routes rows to their replicas only once it knows the replication of the keyspace.
     session.refresh_metadata().await.ok();
     Ok(true)
 }
 
-/// None: there is no such keyspace, or nobody has finished making it.
+/// Reads the version. `None` if the keyspace does not exist, or its creation has not finished.
 async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, SchemaError> {
     let refused = |error| SchemaError::of(keyspace, error);
     let tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
@@ -227,11 +229,11 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
     let found = loop {
         match session.query_unpaged(&*asked, ()).await {
             Ok(found) => break found,
-            // The table is in the list a moment before it can be asked, and then Cassandra may know it before it has a place for its rows.
+            // The table is listed a moment before it can be queried; Cassandra may then know it before it can store its rows.
             Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
                 return Ok(None);
             }
-            // One of its nodes may not have heard yet what another one has just altered, and fails to read by the schema that it knows.
+            // A node of the database that has not yet received another node's schema change fails to read.
             Err(error) if attempt < ATTEMPTS && !is_forbidden(&error) => {
                 tracing::warn!(%error, "the database did not tell the version of its schema, once more");
                 attempt += 1;
@@ -245,34 +247,38 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
     Ok(version.and_then(|(version,)| usize::try_from(version).ok()))
 }
 
-/// Databases know no `IF NOT EXISTS` for a column, or not all of them do.
+/// Adds a column, if it is missing. Not every database supports `IF NOT EXISTS` for a column.
 async fn add_column(
     session: &Session,
-    connection: &Connection,
-    (table, name, kind): Column,
+    connection: &ScyllaConnection,
+    (table, name, kind): SchemaColumn,
 ) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
     if has_column(session, keyspace, table, name).await? {
         return Ok(());
     }
     match alter(session, connection, &format!("ALTER TABLE {keyspace}.{table} ADD {name} {kind}")).await {
-        // Another node has added it meanwhile.
+        // Another node has added the column meanwhile.
         Err(_) if has_column(session, keyspace, table, name).await? => Ok(()),
         altered => altered,
     }
 }
 
-async fn shorten_grace(session: &Session, connection: &Connection, table: &str) -> Result<(), SchemaError> {
+async fn shorten_gc(
+    session: &Session,
+    connection: &ScyllaConnection,
+    table: &str,
+) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
     let asked =
         "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
     let found = session.query_unpaged(asked, (keyspace, table)).await;
     let found = found.map_err(|error| SchemaError::of(keyspace, error))?.into_rows_result();
-    let grace = found.ok().and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
-    if grace == Some((GRACE_S,)) {
+    let gc_s = found.ok().and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
+    if gc_s == Some((SHORT_GC_S,)) {
         return Ok(());
     }
-    let shortened = format!("ALTER TABLE {keyspace}.{table} WITH gc_grace_seconds = {GRACE_S}");
+    let shortened = format!("ALTER TABLE {keyspace}.{table} WITH gc_grace_seconds = {SHORT_GC_S}");
     alter(session, connection, &shortened).await
 }
 
@@ -284,8 +290,8 @@ async fn has_column(session: &Session, keyspace: &str, table: &str, name: &str) 
     Ok(found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0))
 }
 
-/// Copies are counted once, for good: a list that still lacks a node would be one copy too few.
-async fn until_nodes_are_known(session: &Session, connection: &Connection) {
+/// Waits until the database lists all its nodes. The number of copies is fixed for good, so a missing node would mean one copy too few.
+async fn until_nodes_are_known(session: &Session, connection: &ScyllaConnection) {
     let named = connection.nodes.len().min(COPIES_MAX);
     let end = Instant::now() + NODES_WAIT;
     while session.get_cluster_state().get_nodes_info().len() < named && Instant::now() < end {
@@ -294,7 +300,7 @@ async fn until_nodes_are_known(session: &Session, connection: &Connection) {
     }
 }
 
-async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(), SchemaError> {
+async fn make_keyspace(session: &Session, connection: &ScyllaConnection) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
     if connection.replication.is_none() {
         until_nodes_are_known(session, connection).await;
@@ -311,7 +317,8 @@ async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(),
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = \
          {{'class': 'NetworkTopologyStrategy', '{place}': {copies}}}"
     );
-    // Conditions on rows, by which ids and nonces are claimed, came late to the tablets of ScyllaDB; Cassandra does not know the word.
+    // Older ScyllaDB versions do not support conditional writes, which ids and nonces need, on tablets. Cassandra does not know the
+    // option.
     if nodes.iter().any(|node| node.sharder().is_some()) {
         let without_tablets = format!("{made} AND tablets = {{'enabled': false}}");
         if alter(session, connection, &without_tablets).await.is_ok() {
@@ -321,9 +328,9 @@ async fn make_keyspace(session: &Session, connection: &Connection) -> Result<(),
     alter(session, connection, &made).await
 }
 
-/// All that alter at the same time do so through the same node of the database, which takes one after another: through two of
-/// them a table could be made twice, with rows lost to one of both. It is one of the data centre that has the rows.
-async fn alter(session: &Session, connection: &Connection, text: &str) -> Result<(), SchemaError> {
+/// Changes the schema, always through the same node of the local data centre. That node makes concurrent changes one after another;
+/// through two nodes a table could be created twice, and one of them would lose its rows.
+async fn alter(session: &Session, connection: &ScyllaConnection, text: &str) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
     let state = session.get_cluster_state();
     let is_local =

@@ -1,4 +1,4 @@
-//! Values of the program as the database has them.
+//! Conversions between values of the program and of the database.
 
 use scylla::client::session::Session;
 use scylla::response::query_result::QueryResult;
@@ -6,11 +6,11 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::{CqlValue, Row};
 
-use crate::origin::history::{Position, RowKind, StoreError};
+use crate::origin::history::{HistoryPosition, RowKind, StoreError};
 
 use super::failed;
 
-/// Seconds; the database takes no longer life of a row.
+/// Longest time to live that the database accepts, in seconds.
 const TTL_S_MAX: u64 = 20 * 365 * 24 * 3_600;
 
 pub(super) fn number(value: u64) -> i64 {
@@ -21,7 +21,7 @@ pub(super) fn natural(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// A number of which every bit counts, so that the order stays what it is.
+/// Maps an unsigned number to a signed one with the same order.
 pub(super) fn ordered(value: u64) -> i64 {
     (value ^ (1 << 63)).cast_signed()
 }
@@ -30,17 +30,17 @@ pub(super) fn unordered(value: i64) -> u64 {
     value.cast_unsigned() ^ (1 << 63)
 }
 
-pub(super) fn position(value: (i64, i64, i64)) -> Position {
+pub(super) fn position(value: (i64, i64, i64)) -> HistoryPosition {
     let (timestamp_ms, sequence, incarnation) = value;
-    Position {
+    HistoryPosition {
         timestamp_ms: natural(timestamp_ms),
         sequence: natural(sequence),
         incarnation: unordered(incarnation),
     }
 }
 
-pub(super) fn position_values(position: Position) -> (i64, i64, i64) {
-    let Position { timestamp_ms, sequence, incarnation } = position;
+pub(super) fn position_values(position: HistoryPosition) -> (i64, i64, i64) {
+    let HistoryPosition { timestamp_ms, sequence, incarnation } = position;
     (number(timestamp_ms), number(sequence), ordered(incarnation))
 }
 
@@ -51,24 +51,24 @@ pub(super) fn kind_value(kind: RowKind) -> i8 {
     }
 }
 
-/// How long a row lives that is kept until then; none when that is over.
+/// Time to live of a row that is kept until `until_ms`; `None` if that has passed.
 pub(super) fn ttl_s(until_ms: u64, now_ms: u64) -> Option<i32> {
     let left_ms = until_ms.checked_sub(now_ms).filter(|left_ms| *left_ms > 0)?;
     i32::try_from(left_ms.div_ceil(1_000).min(TTL_S_MAX)).ok()
 }
 
-/// The time of a write by which the database tells which of two is the later.
+/// Write time in microseconds; of two writes the database keeps the one with the later time.
 pub(super) fn written_at(timestamp_ms: u64) -> i64 {
     number(timestamp_ms.saturating_mul(1_000))
 }
 
-/// The outcome of a statement with a condition. What else is in the answer differs between databases.
-pub(super) struct Applied {
+/// Outcome of a conditional statement. The other columns of the answer differ between databases.
+pub(super) struct ConditionalResult {
     pub(super) applied: bool,
     columns: Vec<(String, Option<CqlValue>)>,
 }
 
-impl Applied {
+impl ConditionalResult {
     pub(super) fn number(&self, name: &str) -> Option<i64> {
         let (_, value) = self.columns.iter().find(|(column, _)| column == name)?;
         match value {
@@ -83,19 +83,19 @@ pub(super) async fn conditional(
     session: &Session,
     statement: &PreparedStatement,
     values: impl SerializeRow,
-) -> Result<Applied, StoreError> {
+) -> Result<ConditionalResult, StoreError> {
     let answer = session.execute_unpaged(statement, values).await.map_err(failed)?;
     read_applied(answer)
 }
 
-fn read_applied(answer: QueryResult) -> Result<Applied, StoreError> {
+fn read_applied(answer: QueryResult) -> Result<ConditionalResult, StoreError> {
     let rows = answer.into_rows_result().map_err(failed)?;
     let names: Vec<String> = rows.column_specs().iter().map(|column| column.name().to_owned()).collect();
     let row: Row = rows.first_row().map_err(failed)?;
     let columns: Vec<_> = names.into_iter().zip(row.columns).collect();
     let said = columns.iter().find(|(name, _)| name == "[applied]");
     match said {
-        Some((_, Some(CqlValue::Boolean(applied)))) => Ok(Applied { applied: *applied, columns }),
+        Some((_, Some(CqlValue::Boolean(applied)))) => Ok(ConditionalResult { applied: *applied, columns }),
         _ => Err(failed("the database did not say whether a condition held")),
     }
 }
@@ -110,7 +110,7 @@ mod tests {
         for timestamp_ms in [0, 1, 1 << 40] {
             for sequence in [0, 1, 1 << 60] {
                 for incarnation in [0, 1, u64::MAX / 2, u64::MAX / 2 + 1, u64::MAX] {
-                    positions.push(Position { timestamp_ms, sequence, incarnation });
+                    positions.push(HistoryPosition { timestamp_ms, sequence, incarnation });
                 }
             }
         }

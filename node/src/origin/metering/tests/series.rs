@@ -13,9 +13,9 @@ fn row(minute_ms: u64, node_id: &str, incarnation: u64, kind: UsageKind, count: 
     }
 }
 
-fn shown(points: &[Point]) -> Vec<String> {
+fn shown(points: &[SeriesPoint]) -> Vec<String> {
     let shown = points.iter().map(|point| {
-        let Point { minute_ms, node_id, kind, amount } = point;
+        let SeriesPoint { minute_ms, node_id, kind, amount } = point;
         format!("{minute_ms} {node_id} {} {} {}", kind.as_str(), amount.count, amount.bytes)
     });
     shown.collect()

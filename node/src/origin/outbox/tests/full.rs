@@ -1,4 +1,4 @@
-//! Targets with more events than they may have.
+//! Targets that have reached their bounds.
 
 use super::*;
 
@@ -6,11 +6,11 @@ use super::*;
 async fn full_target_loses_its_oldest_events_to_the_dead_letters() {
     let folder = tempfile::tempdir().expect("a folder");
     let limits = Limits { integration_bytes: 1_000, integration_dead_bytes: 1_000, ..Limits::default() };
-    let receiver = Arc::new(Receiver::default());
-    let node = Node::start(folder.path(), &receiver, "", &limits);
+    let receiver = Arc::new(OutboxTestReceiver::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &limits);
     node.put("a", 0..5).await;
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "", &limits);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &limits);
     node.put("a", 5..50).await;
     let depth = node.depth();
     assert!(depth.bytes <= 1_000 && depth.events >= 5, "{depth:?}");
@@ -27,9 +27,9 @@ async fn full_target_loses_its_oldest_events_to_the_dead_letters() {
 async fn event_is_delivered_or_a_dead_letter_but_not_both() {
     let folder = tempfile::tempdir().expect("a folder");
     let limits = Limits { integration_bytes: 1_000, ..Limits::default() };
-    let receiver = Arc::new(Receiver::default());
+    let receiver = Arc::new(OutboxTestReceiver::default());
     let held = Arc::clone(&receiver.hold).lock_owned().await;
-    let node = Node::start(folder.path(), &receiver, "batch_events = 1", &limits).begin();
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 1", &limits).begin();
     node.put("a", 0..1).await;
     node.until("an attempt", || !receiver.received.lock().is_empty()).await;
     node.put("a", 1..50).await;

@@ -2,15 +2,15 @@ use fanfare_proto::outbox::{EventState, Retried};
 
 use super::*;
 
-fn rejected() -> Outcome {
-    Outcome::Rejected { reason: "400".to_owned() }
+fn rejected() -> DeliveryOutcome {
+    DeliveryOutcome::Rejected { reason: "400".to_owned() }
 }
 
 fn orders() -> TargetId {
     TargetId::new(&AccountId::new("acme"), "orders")
 }
 
-async fn events(node: &Node, state: EventState, limit: usize) -> Vec<(u64, String)> {
+async fn events(node: &OutboxTestNode, state: EventState, limit: usize) -> Vec<(u64, String)> {
     let (mut found, mut after) = (Vec::new(), None);
     loop {
         let query = EventQuery { state, after, limit };
@@ -25,8 +25,8 @@ async fn events(node: &Node, state: EventState, limit: usize) -> Vec<(u64, Strin
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_letters_are_shown_and_sent_again_behind_the_rest() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([rejected(), rejected()]);
-    let node = Node::start(folder.path(), &receiver, "batch_events = 2", &Limits::default());
+    let receiver = OutboxTestReceiver::answering([rejected(), rejected()]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 2", &Limits::default());
     node.put("a", 0..2).await;
     let node = node.begin();
     node.until("dead letters", || node.depth().dead_events == 2).await;
@@ -41,7 +41,7 @@ async fn dead_letters_are_shown_and_sent_again_behind_the_rest() {
     let state = &targets[0];
     assert_eq!((state.target.as_str(), state.kind.as_deref()), ("acme/orders", Some("webhook")));
     assert_eq!((state.dead_events, state.waiting_events, state.disabled), (3, 0, false));
-    // An attempt is under way, and has the same events when it comes again.
+    // An attempt is under way; its repetition has the same events.
     receiver.answers.lock().push_back(retry());
     node.put("a", 3..4).await;
     node.until("an attempt", || receiver.of("a").len() == 2).await;
@@ -61,18 +61,18 @@ async fn dead_letters_are_shown_and_sent_again_behind_the_rest() {
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_enables_a_gone_target_and_outlasts_a_restart() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering([Outcome::Gone]);
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default()).begin();
+    let receiver = OutboxTestReceiver::answering([DeliveryOutcome::Gone]);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default()).begin();
     node.put("a", 0..1).await;
     node.until("a dead letter", || node.depth().dead_events == 1).await;
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     assert!(node.outbox.targets().await[0].disabled);
     assert_eq!(node.outbox.retry(&orders(), None).await, Ok(Retried { events: 1, left: 0 }));
     assert_eq!(events(&node, EventState::Waiting, 1).await.len(), 1);
     assert_eq!(events(&node, EventState::Dead, 1).await, []);
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "", &Limits::default());
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &Limits::default());
     assert!(!node.outbox.targets().await[0].disabled);
     let node = node.begin();
     node.until_empty().await;
@@ -83,13 +83,13 @@ async fn retry_enables_a_gone_target_and_outlasts_a_restart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn retry_stops_where_the_outbox_is_half_full() {
     let folder = tempfile::tempdir().expect("a folder");
-    let receiver = Receiver::answering((0..3_000).map(|_| rejected()));
+    let receiver = OutboxTestReceiver::answering((0..3_000).map(|_| rejected()));
     let limits = Limits { integration_bytes: 100_000, ..Limits::default() };
-    let node = Node::start(folder.path(), &receiver, "batch_events = 100", &limits).begin();
+    let node = OutboxTestNode::start(folder.path(), &receiver, "batch_events = 100", &limits).begin();
     node.put("a", 0..1_500).await;
     node.until("dead letters", || node.depth().dead_events == 1_500).await;
     node.stop().await;
-    let node = Node::start(folder.path(), &receiver, "", &limits);
+    let node = OutboxTestNode::start(folder.path(), &receiver, "", &limits);
     let Ok(Retried { events, left }) = node.outbox.retry(&orders(), None).await else {
         unreachable!("the disk takes them")
     };

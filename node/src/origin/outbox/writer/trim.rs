@@ -1,28 +1,28 @@
-//! Targets with more than they may have lose their oldest events and dead letters.
+//! Trimming: a target beyond its bounds loses its oldest events and dead letters.
 
 use std::sync::Arc;
 
 use fjall::OwnedWriteBatch;
 
-use super::{Effects, Writer};
+use super::{CommitEffects, OutboxWriter};
 use crate::origin::history::StoreError;
-use crate::origin::outbox::event::Event;
-use crate::origin::outbox::store::Dead;
+use crate::origin::outbox::event::OutboxEvent;
+use crate::origin::outbox::store::DeadLetter;
 use crate::origin::outbox::{TargetId, keys};
 
 /// Events of a full target that one commit moves to the dead letters.
 const TRIM_MAX: usize = 2_000;
-/// A full target loses this part of its bytes at once, so that a batch that is read then is still there when it is to be fixed.
+/// Fraction of its bytes that a full target loses at once, so that a batch which is read afterwards still exists when it is fixed.
 const TRIM_PART: u64 = 64;
 
-impl Writer {
-    /// Moves the oldest events of full targets to the dead letters, and drops the oldest dead letters of targets with too many.
-    /// Events from `first_new` on are of this group, and in no table yet.
+impl OutboxWriter {
+    /// Moves the oldest events of full targets to the dead letters, and drops the oldest dead letters of targets with too many. Events
+    /// from `first_new` on belong to this group, and are in no table yet.
     pub(super) fn trim(
         &mut self,
         batch: &mut OwnedWriteBatch,
         first_new: u64,
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<(), StoreError> {
         let touched: Vec<TargetId> = effects.changes.keys().cloned().collect();
         for target in touched {
@@ -48,7 +48,7 @@ impl Writer {
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
         (over, first_new): (u64, u64),
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<(), StoreError> {
         let from = self.oldest.get(target).copied().unwrap_or(0);
         let (mut freed, mut events, mut oldest) = (0, Vec::new(), None);
@@ -59,17 +59,17 @@ impl Writer {
                 oldest = Some(sequence);
                 break;
             }
-            // One that cannot be read is not in the way of others; the turn of its channel says so.
-            let Ok(event) = Event::decode(&value) else { continue };
+            // An event that cannot be read does not block others; the turn of its channel reports it.
+            let Ok(event) = OutboxEvent::decode(&value) else { continue };
             if event.addressee(target).is_none()
                 || !self.tables.is_waiting(target, &event.channel, sequence)?
             {
                 continue;
             }
-            // An attempt of a batch that is fixed may be under way, and each one has the same events.
+            // A fixed batch may be under way, and each attempt has the same events.
             let fixed = self.tables.fixed(target, &event.channel)?.map(|fixed| fixed.last);
             let fixing = effects.fixed.get(&(target.clone(), event.channel.clone())).copied();
-            // These are not looked at again: they end when the batch is settled.
+            // Events of a fixed batch are skipped: they end when the batch is settled.
             if fixed.max(fixing).is_some_and(|last| sequence <= last) {
                 continue;
             }
@@ -86,7 +86,7 @@ impl Writer {
         batch: &mut OwnedWriteBatch,
         target: &TargetId,
         over: u64,
-        effects: &mut Effects,
+        effects: &mut CommitEffects,
     ) -> Result<(), StoreError> {
         let mut freed = 0;
         for row in self.tables.dead.keyspace().prefix(keys::target(target)).take(TRIM_MAX) {
@@ -94,7 +94,8 @@ impl Writer {
                 break;
             }
             let (key, value) = row.into_inner().map_err(StoreError::failed)?;
-            let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), Dead::decode(&value)) else {
+            let (Some((_, sequence)), Some(dead)) = (keys::parse_dead(&key), DeadLetter::decode(&value))
+            else {
                 continue;
             };
             if self.remove_dead(batch, target, sequence, effects)? {

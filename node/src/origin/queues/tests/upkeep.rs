@@ -1,4 +1,4 @@
-//! The upkeep over a broker's management API that holds queues and policies, and nothing else.
+//! Upkeep over a fake management API that holds only queues and policies.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::origin::history::HistoryStore;
-use crate::origin::targets::{Brokers, client_tls};
+use crate::origin::targets::{AmqpBrokers, client_tls};
 use crate::testing::FakeStore;
 
 const STORE_WAIT: Duration = Duration::from_secs(5);
 
-/// Every thing by its path.
+/// All objects, by path.
 #[derive(Clone, Default)]
-struct Things(Arc<Mutex<BTreeMap<String, Value>>>);
+struct FakeManagement(Arc<Mutex<BTreeMap<String, Value>>>);
 
-impl Things {
+impl FakeManagement {
     fn names(&self, kind: &str) -> Vec<String> {
         let things = self.0.lock();
         let of_kind = things.iter().filter(|(path, _)| path.starts_with(&format!("/api/{kind}/")));
@@ -45,7 +45,12 @@ impl Things {
     }
 }
 
-async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: Bytes) -> (StatusCode, String) {
+async fn answer(
+    State(things): State<FakeManagement>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> (StatusCode, String) {
     let path = uri.path().to_owned();
     let mut things = things.0.lock();
     if things.contains_key(&format!("/fails{path}")) {
@@ -74,14 +79,14 @@ async fn answer(State(things): State<Things>, method: Method, uri: Uri, body: By
     }
 }
 
-/// One row, and a time in which it can be neither read nor written.
+/// One row, which a test can make unavailable for reads and writes.
 #[derive(Default)]
-struct Rows {
+struct FakeQueueRows {
     row: Mutex<Option<StoredQueues>>,
     fails: AtomicBool,
 }
 
-impl FakeStore for Arc<Rows> {
+impl FakeStore for Arc<FakeQueueRows> {
     fn queues(&self, known: &HashMap<AccountId, u64>) -> Result<Vec<StoredQueues>, StoreError> {
         if self.fails.load(Ordering::SeqCst) {
             return Err(StoreError::Busy);
@@ -103,17 +108,17 @@ impl FakeStore for Arc<Rows> {
     }
 }
 
-/// A broker and a store that nodes share; no node tells another of a change.
-struct Shared {
-    things: Things,
-    rows: Arc<Rows>,
+/// A broker and a store that nodes share; no node notifies another.
+struct SharedTestBroker {
+    things: FakeManagement,
+    rows: Arc<FakeQueueRows>,
     management: url::Url,
     _serving: JoinSet<()>,
 }
 
-impl Shared {
+impl SharedTestBroker {
     async fn start() -> Self {
-        let things = Things::default();
+        let things = FakeManagement::default();
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let management = format!("http://u:p@{}", listener.local_addr().expect("bound"));
         let router = Router::new().fallback(answer).with_state(things.clone());
@@ -131,7 +136,7 @@ impl Shared {
         let accounts = Arc::new(Accounts::from_text(DIRECTORY).expect("a directory"));
         let amqp = crate::model::AmqpUrl::parse("amqp://u:p@127.0.0.1:1/%2f").expect("an address");
         let addresses = BrokerAddresses { amqp, management: self.management.clone() };
-        let brokers = Brokers::new(&"n".into());
+        let brokers = AmqpBrokers::new(&"n".into());
         let tls = client_tls().expect("TLS");
         let client =
             reqwest::Client::builder().use_preconfigured_tls(tls).no_proxy().build().expect("a client");
@@ -155,7 +160,7 @@ async fn try_put(node: &Queues, name: &str, max_length: Option<u64>) -> Result<S
 
 #[tokio::test]
 async fn missing_and_changed_things_are_put_back() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let node = shared.node().await;
     node.inner.keep_up().await.expect("without a queue there is nothing to do");
     put(&node, "q.1", Some(7)).await;
@@ -197,7 +202,7 @@ async fn missing_and_changed_things_are_put_back() {
 
 #[tokio::test]
 async fn bound_that_another_node_has_set_is_not_undone() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let [one, other] = [shared.node().await, shared.node().await];
     let id = put(&one, "q", Some(7)).await;
     other.refresh().await.expect("read");
@@ -210,31 +215,31 @@ async fn bound_that_another_node_has_set_is_not_undone() {
 
 #[tokio::test]
 async fn queue_deleted_by_another_node_is_not_recreated_on_broker() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let [one, other] = [shared.node().await, shared.node().await];
     let id = put(&one, "q", Some(7)).await;
     other.refresh().await.expect("read");
     one.delete(&account(), &everything(), &id).await.expect("deleted");
     assert_eq!(shared.things.names("queues"), [""; 0]);
-    // The other node does not know of it yet.
+    // The other node does not know of the deletion yet.
     let queue = BrokerQueue::unbound("acme:q".into());
-    assert_eq!(other.inner.make_anew(&queue).await, Ok(false));
+    assert_eq!(other.inner.recreate(&queue).await, Ok(false));
     assert_eq!(shared.things.names("queues"), [""; 0]);
     assert_eq!(shared.things.names("policies"), ["fanfare-dead-letters"]);
-    assert_eq!(other.inner.make_anew(&queue).await, Ok(false), "it knows now");
+    assert_eq!(other.inner.recreate(&queue).await, Ok(false), "it knows now");
     assert_eq!(shared.things.names("queues"), [""; 0]);
 }
 
 #[tokio::test]
-async fn queue_made_anew_is_looked_at_until_the_store_answers() {
-    let shared = Shared::start().await;
+async fn recreated_queue_is_checked_until_the_store_answers() {
+    let shared = SharedTestBroker::start().await;
     let [one, other] = [shared.node().await, shared.node().await];
     let id = put(&one, "q", None).await;
     other.refresh().await.expect("read");
     one.delete(&account(), &everything(), &id).await.expect("deleted");
     shared.rows.fails.store(true, Ordering::SeqCst);
     let queue = BrokerQueue::unbound("acme:q".into());
-    other.inner.make_anew(&queue).await.expect_err("the store does not answer");
+    other.inner.recreate(&queue).await.expect_err("the store does not answer");
     other.inner.keep_up().await.expect_err("the store does not answer");
     assert_eq!(shared.things.names("queues"), ["acme:q", "acme:q:dead"], "it may be there rightly");
     shared.rows.fails.store(false, Ordering::SeqCst);
@@ -248,7 +253,7 @@ async fn queue_made_anew_is_looked_at_until_the_store_answers() {
 
 #[tokio::test]
 async fn queue_that_was_there_outlasts_a_call_that_fails() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let node = shared.node().await;
     for (path, name) in [("acme%3Aq", "acme:q"), ("acme%3Aq%3Adead", "acme:q:dead")] {
         shared.things.add(&format!("/api/queues/%2F/{path}"), json!({"name": name}));
@@ -265,7 +270,7 @@ async fn queue_that_was_there_outlasts_a_call_that_fails() {
 
 #[tokio::test]
 async fn round_begins_behind_queues_that_failed() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let node = shared.node().await;
     for number in 0..10 {
         put(&node, &format!("q{number}"), None).await;
@@ -285,7 +290,7 @@ async fn round_begins_behind_queues_that_failed() {
 
 #[tokio::test]
 async fn stray_queue_named_like_one_of_an_account_stays() {
-    let shared = Shared::start().await;
+    let shared = SharedTestBroker::start().await;
     let node = shared.node().await;
     put(&node, "q", None).await;
     for name in ["acme:own", "acme:own:dead", "acme:lone", "none:q", "none:q:dead"] {
@@ -303,8 +308,8 @@ async fn stray_queue_named_like_one_of_an_account_stays() {
 }
 
 #[tokio::test]
-async fn consumers_whose_key_is_gone_lose_their_connection() {
-    let shared = Shared::start().await;
+async fn consumers_with_a_removed_key_lose_their_connection() {
+    let shared = SharedTestBroker::start().await;
     let node = shared.node().await;
     put(&node, "q", None).await;
     shared.things.add("/api/users/guest", json!({"name": "guest"}));
@@ -327,7 +332,7 @@ async fn consumers_whose_key_is_gone_lose_their_connection() {
 }
 
 #[tokio::test]
-async fn amqp_port_as_management_address_is_told() {
+async fn amqp_port_as_management_address_is_reported() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("http://u:p@{}", listener.local_addr().expect("bound"));
     let mut serving = JoinSet::new();
@@ -335,11 +340,12 @@ async fn amqp_port_as_management_address_is_told() {
         while let Ok((mut socket, _)) = listener.accept().await {
             use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
             let _ = socket.read(&mut [0; 8]).await;
-            // As RabbitMQ does with what is no AMQP.
+            // RabbitMQ's response to a protocol other than AMQP.
             let _ = socket.write_all(b"AMQP\0\0\x09\x01").await;
         }
     });
-    let shared = Shared { management: url.parse().expect("a URL"), ..Shared::start().await };
+    let shared =
+        SharedTestBroker { management: url.parse().expect("a URL"), ..SharedTestBroker::start().await };
     let error = try_put(&shared.node().await, "q", None).await.expect_err("it is no management API");
     let text = error.to_string();
     assert!(text.contains("--amqp-management-url must name the management API"), "{text}");

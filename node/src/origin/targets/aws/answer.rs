@@ -1,12 +1,12 @@
-//! The answer of a service of AWS → what becomes of the batch.
+//! Conversion of an AWS response to the outcome of the batch.
 
 use std::time::Duration;
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-use super::super::{Outcome, answer};
+use super::super::{DeliveryOutcome, answer};
 
-/// The request itself is wrong, so a further attempt would be refused too.
+/// Error codes of a wrong request, for which a further attempt would be refused too.
 const REFUSED: &[&str] = &[
     "InvalidParameter",
     "InvalidParameterException",
@@ -19,7 +19,7 @@ const REFUSED: &[&str] = &[
     "UnsupportedMediaTypeException",
 ];
 
-/// The keys are not good any more; others may be.
+/// Error codes of keys that are no longer valid; other keys may be.
 const BAD_KEYS: &[&str] = &[
     "ExpiredToken",
     "ExpiredTokenException",
@@ -31,15 +31,15 @@ const BAD_KEYS: &[&str] = &[
 const CODE_BYTES_MAX: usize = 64;
 
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct AwsAnswer {
     status: u16,
-    /// The name that AWS gives the error.
+    /// Error code of AWS.
     code: Option<String>,
     after: Option<Duration>,
     text: String,
 }
 
-impl Answer {
+impl AwsAnswer {
     pub(super) fn of(status: u16, headers: &HeaderMap, text: String, now_ms: u64) -> Self {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = header(RETRY_AFTER.as_str());
@@ -56,24 +56,24 @@ impl Answer {
         self.code.as_deref().is_some_and(|code| BAD_KEYS.contains(&code))
     }
 
-    /// A fault that an operator can mend (a permission, a name, keys, a clock) is tried again, so that it costs no event.
-    pub(super) fn outcome(&self) -> Outcome {
+    /// Converts the response. A fault that an operator can fix (permission, name, keys, clock) is retried, so that it loses no event.
+    pub(super) fn outcome(&self) -> DeliveryOutcome {
         if self.is_good() {
-            return Outcome::Delivered;
+            return DeliveryOutcome::Delivered;
         }
         let is_refused = match self.code.as_deref() {
-            // A topic that is not there, or of another region, has this name too.
+            // A topic that is missing or in another region has this code too.
             Some("InvalidParameter") if self.text.contains("TopicArn") => false,
             Some(code) => REFUSED.contains(&code),
             None => false,
         };
         if is_refused || matches!(self.status, 413 | 415) {
-            return Outcome::Rejected { reason: self.reason() };
+            return DeliveryOutcome::Rejected { reason: self.reason() };
         }
-        Outcome::Retry { reason: self.reason(), after: self.after }
+        DeliveryOutcome::Retry { reason: self.reason(), after: self.after }
     }
 
-    /// Without the text of the answer: that of a wrong signature holds what was signed.
+    /// Describes the response without its text: after a wrong signature the text holds the signed content.
     pub(super) fn reason(&self) -> String {
         match &self.code {
             Some(code) => format!("status {} {code}", self.status),
@@ -81,7 +81,7 @@ impl Answer {
         }
     }
 
-    /// The text of the first element of this name, as STS writes it.
+    /// Returns the text of the first element of this name, in the format of STS.
     pub(super) fn element(&self, name: &str) -> Option<&str> {
         element(&self.text, name)
     }
@@ -93,7 +93,7 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     Some(inside.trim())
 }
 
-/// The code in a body of XML or JSON.
+/// Returns the error code in a body of XML or JSON.
 fn code_in(text: &str) -> Option<String> {
     if let Some(found) = element(text, "Code") {
         return code(found);
@@ -103,7 +103,7 @@ fn code_in(text: &str) -> Option<String> {
     found.and_then(code)
 }
 
-/// Without the shape's namespace before it and the address behind it.
+/// Strips the namespace before the code and the address after it.
 fn code(text: &str) -> Option<String> {
     let (text, _) = text.split_once(':').unwrap_or((text, ""));
     let name = text.rsplit('#').next()?.trim();
@@ -119,13 +119,13 @@ mod tests {
 
     use super::*;
 
-    fn answer(status: u16, error_type: &'static str, text: &str) -> Answer {
+    fn answer(status: u16, error_type: &'static str, text: &str) -> AwsAnswer {
         let mut headers = HeaderMap::new();
         if !error_type.is_empty() {
             headers.insert("x-amzn-errortype", HeaderValue::from_static(error_type));
         }
         headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
-        Answer::of(status, &headers, text.to_owned(), 0)
+        AwsAnswer::of(status, &headers, text.to_owned(), 0)
     }
 
     fn xml(code: &str, message: &str) -> String {
@@ -162,7 +162,7 @@ mod tests {
             (302, "", String::new(), "status 302"),
         ] {
             let after = Some(Duration::from_secs(7));
-            let expected = Outcome::Retry { reason: reason.to_owned(), after };
+            let expected = DeliveryOutcome::Retry { reason: reason.to_owned(), after };
             assert_eq!(answer(status, error_type, &text).outcome(), expected, "{text}");
         }
     }
@@ -181,7 +181,7 @@ mod tests {
                 "status 400 InvalidParameter",
             ),
         ] {
-            let expected = Outcome::Rejected { reason: reason.to_owned() };
+            let expected = DeliveryOutcome::Rejected { reason: reason.to_owned() };
             assert_eq!(answer(status, error_type, &text).outcome(), expected, "{text}");
         }
     }
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn good_answers_are_delivered_and_bad_keys_are_known() {
         for status in [200, 202, 204] {
-            assert_eq!(answer(status, "", "").outcome(), Outcome::Delivered, "{status}");
+            assert_eq!(answer(status, "", "").outcome(), DeliveryOutcome::Delivered, "{status}");
         }
         assert!(answer(403, "", &xml("ExpiredToken", "")).is_of_bad_keys());
         assert!(answer(403, "UnrecognizedClientException", "").is_of_bad_keys());

@@ -1,4 +1,4 @@
-//! One signed request to a service of AWS, and its answer.
+//! One signed request to an AWS service, and its response.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,86 +9,87 @@ use reqwest::{Method, Response};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
-use super::super::client::{Clients, failure};
-use super::answer::Answer;
-use super::sign::{Service, Unsigned, signature};
+use super::super::client::{TargetClients, failure};
+use super::answer::AwsAnswer;
+use super::sign::{SigningService, UnsignedRequest, signature};
 use crate::accounts::{AwsEndpoint, AwsKeys};
 use crate::model::Clock;
 
-/// More of an answer is not read, and costs the connection.
+/// Bytes of a response that are read; a longer one costs the connection.
 const ANSWER_BYTES: usize = 64 * 1024;
-/// The rest of an answer, after its head.
+/// Time limit for the body of a response, after its head.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// The headers of a call in the form of the query API.
+/// Headers of a call in the format of the query API.
 pub(super) const FORM: &[(&str, &str)] =
     &[("content-type", "application/x-www-form-urlencoded; charset=utf-8")];
 
-/// A POST that is not signed yet.
-pub(super) struct Request<'a> {
-    pub(super) service: Service,
+/// A POST request that is not signed yet.
+pub(super) struct AwsRequest<'a> {
+    pub(super) service: SigningService,
     pub(super) url: &'a Url,
     pub(super) headers: &'static [(&'static str, &'static str)],
     pub(super) body: Bytes,
 }
 
-/// There is no answer.
+/// Error of a call without a response.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Failed {
-    /// By the deadline.
+pub(super) enum AwsCallError {
+    /// The deadline has passed.
     Late,
     Other(String),
 }
 
-pub(super) struct Caller {
-    clients: Arc<Clients>,
+pub(super) struct AwsCaller {
+    clients: Arc<TargetClients>,
     pub(super) clock: Clock,
 }
 
-impl Caller {
-    pub(super) fn new(clients: Arc<Clients>, clock: Clock) -> Self {
+impl AwsCaller {
+    pub(super) fn new(clients: Arc<TargetClients>, clock: Clock) -> Self {
         Self { clients, clock }
     }
 
     /// Signs the request and sends it once.
     ///
     /// # Errors
-    /// Why there is no answer; it holds no secret.
+    /// The call has no response; the reason holds no secret.
     pub(super) async fn ask(
         &self,
         endpoint: &AwsEndpoint,
         region: &str,
         keys: &AwsKeys,
-        request: Request<'_>,
+        request: AwsRequest<'_>,
         deadline: Instant,
-    ) -> Result<Answer, Failed> {
+    ) -> Result<AwsAnswer, AwsCallError> {
         let client = match endpoint {
             AwsEndpoint::OfRegion(_) => self.clients.unguarded(),
             AwsEndpoint::Given(url) => {
-                self.clients.guarded(url).map_err(|failed| Failed::Other(failed.to_string()))?
+                self.clients.guarded(url).map_err(|failed| AwsCallError::Other(failed.to_string()))?
             }
         };
-        let Request { service, url, headers, body } = request;
-        let unsigned = Unsigned { method: Method::POST.as_str(), url: url.as_str(), headers, body: &body };
+        let AwsRequest { service, url, headers, body } = request;
+        let unsigned =
+            UnsignedRequest { method: Method::POST.as_str(), url: url.as_str(), headers, body: &body };
         let mut signed = signature(unsigned, keys, service, region, self.clock.now_ms())
-            .map_err(|error| Failed::Other(format!("the request cannot be signed: {error}")))?;
+            .map_err(|error| AwsCallError::Other(format!("the request cannot be signed: {error}")))?;
         for (name, value) in headers {
             signed.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let sent = client.post(url.clone()).headers(signed).body(body).send();
         match timeout_at(deadline, sent).await {
-            Err(_) => Err(Failed::Late),
-            Ok(Err(error)) => Err(Failed::Other(failure(&error))),
+            Err(_) => Err(AwsCallError::Late),
+            Ok(Err(error)) => Err(AwsCallError::Other(failure(&error))),
             Ok(Ok(mut response)) => {
                 let until = deadline.min(Instant::now() + ANSWER);
                 let text = read(&mut response, until).await;
-                Ok(Answer::of(response.status().as_u16(), response.headers(), text, self.clock.now_ms()))
+                Ok(AwsAnswer::of(response.status().as_u16(), response.headers(), text, self.clock.now_ms()))
             }
         }
     }
 }
 
-/// The part of the body that comes in time, up to [`ANSWER_BYTES`]. The status has decided, whatever comes after it.
+/// Reads the body that arrives in time, up to [`ANSWER_BYTES`]. The status has decided the outcome already.
 async fn read(response: &mut Response, until: Instant) -> String {
     let mut body = Vec::new();
     while let Ok(Ok(Some(part))) = timeout_at(until, response.chunk()).await {

@@ -1,4 +1,4 @@
-//! One attempt to hand a batch to Lambda or SNS.
+//! One attempt to send a batch to Lambda or SNS.
 
 mod answer;
 mod call;
@@ -15,68 +15,74 @@ use form_urlencoded::Serializer;
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, timeout_at};
 
-use super::client::Clients;
-use super::{Delivery, Outcome};
+use super::client::TargetClients;
+use super::{DeliveryOutcome, TargetDelivery};
 use crate::accounts::{AwsAccess, LambdaTarget, SnsTarget};
 use crate::model::Clock;
-use call::{Caller, Request};
-use roles::Roles;
-use sign::Service;
+use call::{AwsCaller, AwsRequest};
+use roles::RoleSessions;
+use sign::SigningService;
 
-/// The type of each attribute of a message.
+/// Type of each message attribute.
 const STRING: &str = "String";
-/// The bytes that SNS takes as a group of messages.
+/// Longest message group that SNS accepts, in bytes.
 const GROUP_BYTES_MAX: usize = 128;
 
-/// Invokes functions and publishes to topics.
-pub struct Aws {
-    caller: Caller,
-    roles: Roles,
+/// Client that invokes functions and publishes to topics.
+pub struct AwsClient {
+    caller: AwsCaller,
+    roles: RoleSessions,
 }
 
-impl Aws {
-    pub fn new(clients: Arc<Clients>) -> Self {
+impl AwsClient {
+    pub fn new(clients: Arc<TargetClients>) -> Self {
         Self::with(clients, Clock::system())
     }
 
-    pub(super) fn with(clients: Arc<Clients>, clock: Clock) -> Self {
-        Self { caller: Caller::new(clients, clock), roles: Roles::default() }
+    pub(super) fn with(clients: Arc<TargetClients>, clock: Clock) -> Self {
+        Self { caller: AwsCaller::new(clients, clock), roles: RoleSessions::default() }
     }
 
-    /// Makes one asynchronous invocation, which is over within the target's `timeout`. It may be dropped at any time.
-    pub async fn invoke(&self, target: &LambdaTarget, delivery: &Delivery) -> Outcome {
+    /// Makes one asynchronous invocation, which ends within the target's `timeout`. It may be dropped at any time.
+    pub async fn invoke(&self, target: &LambdaTarget, delivery: &TargetDelivery) -> DeliveryOutcome {
         if let Err(reason) = fits(delivery.body.len(), LambdaTarget::ENVELOPE_BYTES_MAX, "Lambda") {
-            return Outcome::Rejected { reason };
+            return DeliveryOutcome::Rejected { reason };
         }
         let mut path = format!("/2015-03-31/functions/{}/invocations", encode_channel(&target.function));
         if let Some(qualifier) = &target.qualifier {
             path = format!("{path}?Qualifier={}", encode_channel(qualifier));
         }
         let Ok(url) = target.access.endpoint.url().join(&path) else {
-            return Outcome::Rejected { reason: "the function has no address".to_owned() };
+            return DeliveryOutcome::Rejected { reason: "the function has no address".to_owned() };
         };
         let headers = &[("content-type", "application/json"), ("x-amz-invocation-type", "Event")];
-        let request = Request { service: Service::Lambda, url: &url, headers, body: delivery.body.clone() };
+        let request =
+            AwsRequest { service: SigningService::Lambda, url: &url, headers, body: delivery.body.clone() };
         self.deliver(&target.access, request, target.batching.timeout).await
     }
 
-    /// Publishes one message, which is over within the target's `timeout`. It may be dropped at any time.
-    pub async fn publish(&self, target: &SnsTarget, delivery: &Delivery) -> Outcome {
+    /// Publishes one message, which ends within the target's `timeout`. It may be dropped at any time.
+    pub async fn publish(&self, target: &SnsTarget, delivery: &TargetDelivery) -> DeliveryOutcome {
         let body = match message(target, delivery) {
             Ok(body) => body,
-            Err(reason) => return Outcome::Rejected { reason },
+            Err(reason) => return DeliveryOutcome::Rejected { reason },
         };
         let url = target.access.endpoint.url();
-        let request = Request { service: Service::Sns, url, headers: call::FORM, body };
+        let request = AwsRequest { service: SigningService::Sns, url, headers: call::FORM, body };
         self.deliver(&target.access, request, target.batching.timeout).await
     }
 
-    async fn deliver(&self, access: &AwsAccess, request: Request<'_>, timeout: Duration) -> Outcome {
+    async fn deliver(
+        &self,
+        access: &AwsAccess,
+        request: AwsRequest<'_>,
+        timeout: Duration,
+    ) -> DeliveryOutcome {
         let deadline = Instant::now() + timeout;
-        let late = || Outcome::retry(format!("no answer within {} ms", timeout.as_millis()));
+        let late = || DeliveryOutcome::retry(format!("no answer within {} ms", timeout.as_millis()));
         let keys = match timeout_at(deadline, self.roles.keys(&self.caller, access, deadline)).await {
             Ok(Ok(keys)) => keys,
-            Ok(Err(reason)) => return Outcome::retry(format!("cannot assume the role: {reason}")),
+            Ok(Err(reason)) => return DeliveryOutcome::retry(format!("cannot assume the role: {reason}")),
             Err(_) => return late(),
         };
         let asked = self.caller.ask(&access.endpoint, &access.region, &keys, request, deadline).await;
@@ -87,8 +93,8 @@ impl Aws {
                 }
                 answer.outcome()
             }
-            Err(call::Failed::Late) => late(),
-            Err(call::Failed::Other(reason)) => Outcome::retry(reason),
+            Err(call::AwsCallError::Late) => late(),
+            Err(call::AwsCallError::Other(reason)) => DeliveryOutcome::retry(reason),
         }
     }
 }
@@ -98,11 +104,11 @@ fn fits(bytes: usize, most: usize, service: &str) -> Result<(), String> {
     if bytes > most { Err(reason()) } else { Ok(()) }
 }
 
-/// The form of one call of Publish.
+/// Builds the form of one Publish call.
 ///
 /// # Errors
-/// SNS does not take the message.
-fn message(target: &SnsTarget, delivery: &Delivery) -> Result<Bytes, String> {
+/// SNS would refuse the message.
+fn message(target: &SnsTarget, delivery: &TargetDelivery) -> Result<Bytes, String> {
     let channel = encode_channel(&delivery.channel);
     let attributes = [
         (wire::ACCOUNT_ID, delivery.account_id.as_str()),
@@ -132,7 +138,7 @@ fn message(target: &SnsTarget, delivery: &Delivery) -> Result<Bytes, String> {
     Ok(form.finish().into())
 }
 
-/// The group in which a topic keeps the order: the channel, or its digest where SNS would not take it.
+/// Message group within which a topic keeps the order: the channel, or its digest if SNS would refuse the channel.
 fn group(channel: String) -> String {
     if channel.len() <= GROUP_BYTES_MAX {
         return channel;

@@ -1,4 +1,4 @@
-//! The keys with which a target is asked: those of the directory, or those of a role that is assumed with them.
+//! Keys for a target's requests: those of the directory, or those of a role that is assumed with them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,55 +11,57 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
-use super::call::{self, Caller, Failed, Request};
-use super::sign::Service;
+use super::call::{self, AwsCallError, AwsCaller, AwsRequest};
+use super::sign::SigningService;
 use crate::accounts::{AwsAccess, AwsKeys, AwsRole, Secret};
 
-/// Every role allows an hour.
+/// Duration of a session, which every role allows.
 const SESSION_SECONDS: &str = "3600";
-/// Keys with less time left are replaced while they still hold.
+/// Remaining time below which keys are replaced while they are still valid.
 const SPARE_MS: u64 = 5 * 60 * 1000;
-/// After a replacement that failed.
+/// Pause after a replacement that failed.
 const AGAIN_MS: u64 = 30_000;
-/// Attempts that waited for a failed one share its reason for so long.
+/// Time in which attempts that waited for a failed one share its reason.
 const FAILED_MS: u64 = 1_000;
-/// With more roles than this, those whose keys have expired are left out.
-const KEPT_MAX: usize = 256;
+/// Number of sessions beyond which those with expired keys are removed.
+const SESSIONS_MAX: usize = 256;
 
-/// The sessions of all roles. A role is asked for by one attempt at a time.
+/// Sessions of all roles. One attempt at a time requests a role.
 #[derive(Default)]
-pub(super) struct Roles {
-    sessions: Mutex<HashMap<[u8; 32], Arc<Session>>>,
+pub(super) struct RoleSessions {
+    sessions: Mutex<HashMap<[u8; 32], Arc<RoleSession>>>,
 }
 
 #[derive(Default)]
-struct Session {
-    /// Held while STS is asked.
+struct RoleSession {
+    /// Lock that is held during a request to STS.
     flight: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<RoleSessionState>,
 }
 
 #[derive(Default)]
-struct State {
-    assumed: Option<Assumed>,
-    /// When the last attempt failed, and why.
+struct RoleSessionState {
+    assumed: Option<AssumedKeys>,
+    /// Time and reason of the last attempt, if it failed.
     failed: Option<(u64, String)>,
 }
 
 #[derive(Clone)]
-struct Assumed {
+struct AssumedKeys {
     keys: Arc<AwsKeys>,
     expires_ms: u64,
-    /// Further keys are asked for from then on.
+    /// Time from which new keys are requested.
     replace_ms: u64,
 }
 
-impl Roles {
+impl RoleSessions {
+    /// Returns the keys for a request, and assumes the role if necessary.
+    ///
     /// # Errors
     /// The role cannot be assumed now; the reason holds no secret.
     pub(super) async fn keys(
         &self,
-        caller: &Caller,
+        caller: &AwsCaller,
         access: &AwsAccess,
         deadline: Instant,
     ) -> Result<Arc<AwsKeys>, String> {
@@ -72,7 +74,7 @@ impl Roles {
             Some(assumed) if caller.clock.now_ms() < assumed.replace_ms => {
                 return Ok(Arc::clone(&assumed.keys));
             }
-            // Another attempt replaces these, which still hold.
+            // Another attempt is replacing these keys, which are still valid.
             Some(assumed) => match session.flight.try_lock() {
                 Ok(flight) => flight,
                 Err(_) => return Ok(Arc::clone(&assumed.keys)),
@@ -89,7 +91,7 @@ impl Roles {
         settled
     }
 
-    /// The service has refused the keys of the role, so that they are not used again.
+    /// Drops the keys of the role, which the service has refused.
     pub(super) fn forget(&self, access: &AwsAccess, keys: &Arc<AwsKeys>) {
         let Some(role) = &access.credentials.role else { return };
         let session = self.sessions.lock().get(&name(access, role)).map(Arc::clone);
@@ -100,21 +102,21 @@ impl Roles {
         }
     }
 
-    fn session(&self, access: &AwsAccess, role: &AwsRole, now_ms: u64) -> Arc<Session> {
+    fn session(&self, access: &AwsAccess, role: &AwsRole, now_ms: u64) -> Arc<RoleSession> {
         let mut sessions = self.sessions.lock();
-        if sessions.len() >= KEPT_MAX {
+        if sessions.len() >= SESSIONS_MAX {
             sessions.retain(|_, session| Arc::strong_count(session) > 1 || session.good(now_ms).is_some());
         }
         Arc::clone(sessions.entry(name(access, role)).or_default())
     }
 }
 
-impl Session {
-    fn good(&self, now_ms: u64) -> Option<Assumed> {
+impl RoleSession {
+    fn good(&self, now_ms: u64) -> Option<AssumedKeys> {
         self.state.lock().assumed.clone().filter(|assumed| now_ms < assumed.expires_ms)
     }
 
-    /// The result of the attempt before this one, where that still counts.
+    /// Returns the result of the attempt before, if it still applies.
     fn settled(&self, now_ms: u64) -> Option<Result<Arc<AwsKeys>, String>> {
         let state = self.state.lock();
         match (&state.assumed, &state.failed) {
@@ -124,16 +126,16 @@ impl Session {
         }
     }
 
-    fn settle(&self, assumed: Result<Assumed, String>, now_ms: u64) -> Result<Arc<AwsKeys>, String> {
+    fn settle(&self, assumed: Result<AssumedKeys, String>, now_ms: u64) -> Result<Arc<AwsKeys>, String> {
         let mut state = self.state.lock();
-        let State { assumed: kept, failed } = &mut *state;
+        let RoleSessionState { assumed: kept, failed } = &mut *state;
         match (assumed, kept) {
             (Ok(assumed), kept) => {
                 *failed = None;
                 Ok(Arc::clone(&kept.insert(assumed).keys))
             }
             (Err(reason), Some(kept)) if now_ms < kept.expires_ms => {
-                tracing::warn!(target: crate::telemetry::OFTEN, reason, "keys of a role could not be replaced");
+                tracing::warn!(target: crate::telemetry::RATE_LIMITED, reason, "keys of a role could not be replaced");
                 kept.replace_ms = kept.expires_ms.min(now_ms + AGAIN_MS);
                 Ok(Arc::clone(&kept.keys))
             }
@@ -146,7 +148,7 @@ impl Session {
     }
 }
 
-/// Other credentials have another name; no field of them holds a zero byte.
+/// Identifies a session by its credentials and role; the separator, a zero byte, is in none of the fields.
 fn name(access: &AwsAccess, role: &AwsRole) -> [u8; 32] {
     let AwsKeys { id, secret, session_token } = &access.credentials.keys;
     let parts = [
@@ -162,7 +164,7 @@ fn name(access: &AwsAccess, role: &AwsRole) -> [u8; 32] {
     Sha256::digest(parts.join("\0")).into()
 }
 
-/// The form of one call of AssumeRole.
+/// Builds the form of one AssumeRole call.
 fn form(role: &AwsRole) -> Bytes {
     let mut form = Serializer::new(String::new());
     form.append_pair("Action", "AssumeRole").append_pair("Version", "2011-06-15");
@@ -175,18 +177,22 @@ fn form(role: &AwsRole) -> Bytes {
 }
 
 async fn assume(
-    caller: &Caller,
+    caller: &AwsCaller,
     access: &AwsAccess,
     role: &AwsRole,
     deadline: Instant,
-) -> Result<Assumed, String> {
-    let request =
-        Request { service: Service::Sts, url: role.endpoint.url(), headers: call::FORM, body: form(role) };
+) -> Result<AssumedKeys, String> {
+    let request = AwsRequest {
+        service: SigningService::Sts,
+        url: role.endpoint.url(),
+        headers: call::FORM,
+        body: form(role),
+    };
     let keys = &access.credentials.keys;
     let answer = match caller.ask(&role.endpoint, &access.region, keys, request, deadline).await {
         Ok(answer) => answer,
-        Err(Failed::Late) => return Err("no answer in time".to_owned()),
-        Err(Failed::Other(reason)) => return Err(reason),
+        Err(AwsCallError::Late) => return Err("no answer in time".to_owned()),
+        Err(AwsCallError::Other(reason)) => return Err(reason),
     };
     if !answer.is_good() {
         return Err(answer.reason());
@@ -202,7 +208,7 @@ async fn assume(
     };
     let keys = Arc::new(AwsKeys { id, secret, session_token });
     let now_ms = caller.clock.now_ms();
-    // Of keys for a shorter time the spare is half of it.
+    // Keys with a short lifetime are replaced at half of it.
     let spare_ms = SPARE_MS.min(expires_ms.saturating_sub(now_ms) / 2);
-    Ok(Assumed { keys, expires_ms, replace_ms: expires_ms - spare_ms })
+    Ok(AssumedKeys { keys, expires_ms, replace_ms: expires_ms - spare_ms })
 }

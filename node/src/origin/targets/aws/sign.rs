@@ -1,4 +1,4 @@
-//! The signature of a request, Signature Version 4.
+//! Request signatures, Signature Version 4.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -9,15 +9,15 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::accounts::AwsKeys;
 
-/// The name of a service in a signature.
+/// Service name in a signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Service {
+pub(super) enum SigningService {
     Lambda,
     Sns,
     Sts,
 }
 
-impl Service {
+impl SigningService {
     fn as_str(self) -> &'static str {
         match self {
             Self::Lambda => "lambda",
@@ -27,25 +27,25 @@ impl Service {
     }
 }
 
-/// The parts that are signed besides the time and the place.
+/// Signed parts of a request beside time and region.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unsigned<'a> {
+pub(super) struct UnsignedRequest<'a> {
     pub(super) method: &'a str,
-    /// As it is sent, so already encoded.
+    /// URL as it is sent, so already encoded.
     pub(super) url: &'a str,
-    /// Lowercase names; the host is taken from the address.
+    /// Headers with lowercase names; the host is taken from the URL.
     pub(super) headers: &'a [(&'a str, &'a str)],
     pub(super) body: &'a [u8],
 }
 
-/// The headers that sign a request; none shows itself to what prints.
+/// Returns the headers that sign a request, all marked as sensitive.
 ///
 /// # Errors
-/// Something of the request cannot be signed.
+/// A part of the request cannot be signed.
 pub(super) fn signature(
-    request: Unsigned<'_>,
+    request: UnsignedRequest<'_>,
     keys: &AwsKeys,
-    service: Service,
+    service: SigningService,
     region: &str,
     now_ms: u64,
 ) -> Result<HeaderMap, String> {
@@ -53,7 +53,7 @@ pub(super) fn signature(
 }
 
 fn signed_for(
-    request: Unsigned<'_>,
+    request: UnsignedRequest<'_>,
     keys: &AwsKeys,
     service: &str,
     region: &str,
@@ -70,7 +70,7 @@ fn signed_for(
         .build()
         .map_err(|error| error.to_string())?
         .into();
-    let Unsigned { method, url, headers, body } = request;
+    let UnsignedRequest { method, url, headers, body } = request;
     let signable = SignableRequest::new(method, url, headers.iter().copied(), SignableBody::Bytes(body));
     let signed = signable.and_then(|signable| sign(signable, &params)).map_err(|error| error.to_string())?;
     let (instructions, _signature) = signed.into_parts();
@@ -100,16 +100,20 @@ mod tests {
         AwsKeys { id: secret(KEY_ID), secret: secret(SECRET_KEY), session_token: token.map(secret) }
     }
 
-    fn signed(request: Unsigned<'_>, token: Option<&str>) -> HeaderMap {
+    fn signed(request: UnsignedRequest<'_>, token: Option<&str>) -> HeaderMap {
         signed_for(request, &keys(token), "service", "us-east-1", NOW_MS).expect("a signature")
     }
 
     #[test]
     fn the_published_requests_have_their_published_signatures() {
         let form = &[("content-type", "application/x-www-form-urlencoded")][..];
-        let get = |url| Unsigned { method: "GET", url, headers: &[], body: b"" };
-        let post =
-            |headers, body| Unsigned { method: "POST", url: "https://example.amazonaws.com/", headers, body };
+        let get = |url| UnsignedRequest { method: "GET", url, headers: &[], body: b"" };
+        let post = |headers, body| UnsignedRequest {
+            method: "POST",
+            url: "https://example.amazonaws.com/",
+            headers,
+            body,
+        };
         for (name, request, token, headers, signature) in [
             (
                 "get-vanilla",
@@ -168,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_signature_shows_nothing_to_what_prints() {
-        let request = Unsigned { method: "GET", url: "https://example.com/", headers: &[], body: b"" };
+        let request = UnsignedRequest { method: "GET", url: "https://example.com/", headers: &[], body: b"" };
         let headers = signed(request, Some(TOKEN));
         let printed = format!("{headers:?} {:?}", keys(Some(TOKEN)));
         for secret in [KEY_ID, SECRET_KEY, TOKEN] {

@@ -1,4 +1,4 @@
-//! The addresses that the guard lets through.
+//! Addresses that the guard allows.
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use super::*;
 
 const REFUSED: &str = "address not allowed";
 
-/// Each is the receiver of a test if nothing guards it, or another address that is not public.
+/// Hosts that reach the test's receiver without a guard, or other addresses that are not public.
 const FORMS: &[&str] = &[
     // Literal IPv4 in every form that a URL may have.
     "127.0.0.1",
@@ -30,7 +30,7 @@ const FORMS: &[&str] = &[
     "0",
     "127.0.0.2",
     "127.255.255.254",
-    // Literal IPv6, with IPv4 in it.
+    // Literal IPv6, also with IPv4 in it.
     "[::1]",
     "[0:0:0:0:0:0:0:1]",
     "[::]",
@@ -71,8 +71,8 @@ const FORMS: &[&str] = &[
     "metadata.test",
 ];
 
-fn names() -> Names {
-    Names::by(|host| {
+fn names() -> TargetLookups {
+    TargetLookups::by(|host| {
         let address = match host.trim_end_matches('.') {
             "loopback6.test" => "::1",
             "mapped.test" => "::ffff:127.0.0.1",
@@ -87,17 +87,21 @@ fn names() -> Names {
 
 #[tokio::test]
 async fn no_form_of_a_special_address_is_connected_to() {
-    let receiver = Receiver::start(|_| Answer::status(204));
-    // On a machine with IPv6.
+    let receiver = HttpTestReceiver::start(|_| ReceiverAnswer::status(204));
+    // Only on a machine with IPv6.
     let v6 = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), receiver.port());
-    let v6 = Receiver::at(v6, |_| Answer::status(204)).ok();
-    // A rule for another port or address opens nothing here.
+    let v6 = HttpTestReceiver::at(v6, |_| ReceiverAnswer::status(204)).ok();
+    // A rule for another port or address allows nothing here.
     let webhooks = webhooks_with(&["127.0.0.1:1", "[::1]:1", "127.0.0.3"], names());
     assert!(FORMS.len() >= 30);
     for form in FORMS {
         for path in ["", "/@8.8.8.8", "/?u=http://8.8.8.8/"] {
             let target = target(&format!("http://{form}:{}{path}", receiver.port()), "timeout_ms = 5000");
-            assert_eq!(webhooks.send(&target, &delivery()).await, Outcome::retry(REFUSED), "{form}{path}");
+            assert_eq!(
+                webhooks.send(&target, &delivery()).await,
+                DeliveryOutcome::retry(REFUSED),
+                "{form}{path}"
+            );
         }
     }
     assert_eq!(receiver.connections(), 0);
@@ -107,17 +111,19 @@ async fn no_form_of_a_special_address_is_connected_to() {
 #[tokio::test]
 async fn the_port_of_mail_needs_a_rule_of_its_own() {
     for host in ["8.8.8.8", "127.0.0.1", "public.test"] {
-        let webhooks = webhooks_with(&["0.0.0.0/0"], Names::by(|_| Ok(vec!["8.8.8.8".parse().unwrap()])));
+        let webhooks =
+            webhooks_with(&["0.0.0.0/0"], TargetLookups::by(|_| Ok(vec!["8.8.8.8".parse().unwrap()])));
         let outcome = webhooks.send(&target(&format!("http://{host}:25/"), ""), &delivery()).await;
-        assert_eq!(outcome, Outcome::retry(REFUSED), "{host}");
+        assert_eq!(outcome, DeliveryOutcome::retry(REFUSED), "{host}");
     }
 }
 
 #[tokio::test]
 async fn a_rule_opens_the_address_and_port_it_names() {
-    let receiver = Receiver::start(|_| Answer::status(204));
-    let other =
-        Receiver::at(SocketAddr::new("127.0.0.2".parse().unwrap(), receiver.port()), |_| Answer::status(204));
+    let receiver = HttpTestReceiver::start(|_| ReceiverAnswer::status(204));
+    let other = HttpTestReceiver::at(SocketAddr::new("127.0.0.2".parse().unwrap(), receiver.port()), |_| {
+        ReceiverAnswer::status(204)
+    });
     let port = receiver.port();
     for (rule, is_open) in [
         (format!("127.0.0.1:{port}"), true),
@@ -129,14 +135,14 @@ async fn a_rule_opens_the_address_and_port_it_names() {
         ("::/0".to_owned(), false),
     ] {
         for host in ["127.0.0.1", "2130706433", "some.test"] {
-            let names = Names::by(|_| Ok(vec!["127.0.0.2".parse().unwrap(), LOOPBACK]));
+            let names = TargetLookups::by(|_| Ok(vec!["127.0.0.2".parse().unwrap(), LOOPBACK]));
             let webhooks = webhooks_with(&[&rule], names);
             let outcome = webhooks.send(&target(&format!("http://{host}:{port}"), ""), &delivery()).await;
             match (is_open, host, rule.as_str()) {
-                (true, ..) => assert_eq!(outcome, Outcome::Delivered, "{rule} {host}"),
-                // The rule opens the other address of the name, and that one alone.
-                (false, "some.test", "127.0.0.2") => assert_eq!(outcome, Outcome::Delivered),
-                (false, ..) => assert_eq!(outcome, Outcome::retry(REFUSED), "{rule} {host}"),
+                (true, ..) => assert_eq!(outcome, DeliveryOutcome::Delivered, "{rule} {host}"),
+                // The rule allows the other address of the name, and that one alone.
+                (false, "some.test", "127.0.0.2") => assert_eq!(outcome, DeliveryOutcome::Delivered),
+                (false, ..) => assert_eq!(outcome, DeliveryOutcome::retry(REFUSED), "{rule} {host}"),
             }
         }
     }
@@ -146,22 +152,23 @@ async fn a_rule_opens_the_address_and_port_it_names() {
 
 #[tokio::test]
 async fn the_address_that_was_checked_is_connected_to() {
-    let receiver = Receiver::start(|_| Answer::head("200 OK\r\nconnection: close"));
-    let trap =
-        Receiver::at(SocketAddr::new("127.0.0.2".parse().unwrap(), receiver.port()), |_| Answer::status(204));
+    let receiver = HttpTestReceiver::start(|_| ReceiverAnswer::head("200 OK\r\nconnection: close"));
+    let trap = HttpTestReceiver::at(SocketAddr::new("127.0.0.2".parse().unwrap(), receiver.port()), |_| {
+        ReceiverAnswer::status(204)
+    });
     let trap = trap.expect("the port is free there too");
     let look_ups = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&look_ups);
-    // The name server answers with an open address first, and with a closed one to whoever asks again.
-    let names = Names::by(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
+    // The name server answers with an allowed address first, and with a refused one to the next look-up.
+    let names = TargetLookups::by(move |_| match counted.fetch_add(1, Ordering::SeqCst) {
         0 => Ok(vec![LOOPBACK]),
         _ => Ok(vec!["127.0.0.2".parse().unwrap()]),
     });
     let webhooks = webhooks_with(&["127.0.0.1"], names);
     let target = target(&format!("http://rebinding.test:{}", receiver.port()), "");
-    assert_eq!(webhooks.send(&target, &delivery()).await, Outcome::Delivered);
+    assert_eq!(webhooks.send(&target, &delivery()).await, DeliveryOutcome::Delivered);
     assert_eq!(look_ups.load(Ordering::SeqCst), 1, "one look-up for check and connection");
-    assert_eq!(webhooks.send(&target, &delivery()).await, Outcome::retry(REFUSED));
+    assert_eq!(webhooks.send(&target, &delivery()).await, DeliveryOutcome::retry(REFUSED));
     assert_eq!((look_ups.load(Ordering::SeqCst), trap.connections()), (2, 0));
 }
 
@@ -169,22 +176,25 @@ async fn the_address_that_was_checked_is_connected_to() {
 async fn a_name_that_is_not_found_is_tried_again() {
     let fail = |_: &str| Err(std::io::Error::other("no such host"));
     for (names, expected) in [
-        (Names::by(fail), "cannot connect: host not found: no such host"),
-        (Names::by(|_| Ok(Vec::new())), "cannot connect: host not found: it has no address"),
-        (Names::by(|_| panic!("a look-up that fails")), "cannot connect: host not found: the look-up failed"),
+        (TargetLookups::by(fail), "cannot connect: host not found: no such host"),
+        (TargetLookups::by(|_| Ok(Vec::new())), "cannot connect: host not found: it has no address"),
+        (
+            TargetLookups::by(|_| panic!("a look-up that fails")),
+            "cannot connect: host not found: the look-up failed",
+        ),
     ] {
         let outcome = webhooks_with(&[], names).send(&target("http://absent.test", ""), &delivery()).await;
-        assert_eq!(outcome, Outcome::retry(expected));
+        assert_eq!(outcome, DeliveryOutcome::retry(expected));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_look_up_that_hangs_is_asked_once_and_holds_no_other() {
-    let receiver = Receiver::start(|_| Answer::status(204));
+    let receiver = HttpTestReceiver::start(|_| ReceiverAnswer::status(204));
     let (go_on, hang) = std::sync::mpsc::channel::<()>();
     let (hang, look_ups) = (Mutex::new(hang), Arc::new(AtomicUsize::new(0)));
     let counted = Arc::clone(&look_ups);
-    let names = Names::by(move |host| {
+    let names = TargetLookups::by(move |host| {
         if host == "hanging.test" && counted.fetch_add(1, Ordering::SeqCst) == 0 {
             hang.lock().expect("no other look-up").recv().ok();
         }
@@ -194,11 +204,14 @@ async fn a_look_up_that_hangs_is_asked_once_and_holds_no_other() {
     let url = |host: &str| format!("http://{host}:{}", receiver.port());
     let hanging = target(&url("hanging.test"), "timeout_ms = 100");
     for _ in 0..3 {
-        assert_eq!(webhooks.send(&hanging, &delivery()).await, Outcome::retry("no answer within 100 ms"));
+        assert_eq!(
+            webhooks.send(&hanging, &delivery()).await,
+            DeliveryOutcome::retry("no answer within 100 ms")
+        );
     }
-    assert_eq!(webhooks.send(&target(&url("other.test"), ""), &delivery()).await, Outcome::Delivered);
+    assert_eq!(webhooks.send(&target(&url("other.test"), ""), &delivery()).await, DeliveryOutcome::Delivered);
     assert_eq!(look_ups.load(Ordering::SeqCst), 1);
     drop(go_on);
     let patient = target(&url("hanging.test"), "timeout_ms = 10000");
-    assert_eq!(webhooks.send(&patient, &delivery()).await, Outcome::Delivered);
+    assert_eq!(webhooks.send(&patient, &delivery()).await, DeliveryOutcome::Delivered);
 }

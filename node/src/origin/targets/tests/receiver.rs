@@ -1,4 +1,4 @@
-//! An HTTP server of threads that answers as a test says.
+//! An HTTP server on threads, with the answers that a test sets.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -10,23 +10,23 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(super) struct Request {
+pub(super) struct ReceivedRequest {
     pub(super) line: String,
     pub(super) headers: HashMap<String, String>,
     pub(super) body: Vec<u8>,
 }
 
-impl Request {
+impl ReceivedRequest {
     pub(super) fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
 }
 
-pub(super) enum Answer {
-    Whole(String),
-    /// These bytes, and then nothing until the client goes.
-    Part(String),
-    /// A body without an end.
+pub(super) enum ReceiverAnswer {
+    Complete(String),
+    /// Sends these bytes, and then nothing until the client disconnects.
+    Partial(String),
+    /// Sends a body without an end.
     Flood {
         head: String,
         chunked: bool,
@@ -34,14 +34,14 @@ pub(super) enum Answer {
     Close,
 }
 
-impl Answer {
+impl ReceiverAnswer {
     pub(super) fn status(status: u16) -> Self {
-        Self::Whole(format!("HTTP/1.1 {status} Status\r\n{}\r\n", length(status)))
+        Self::Complete(format!("HTTP/1.1 {status} Status\r\n{}\r\n", length(status)))
     }
 
-    /// Without the first word, the version.
+    /// Builds a response from its head without the version.
     pub(super) fn head(head: &str) -> Self {
-        Self::Whole(format!("HTTP/1.1 {head}\r\n{}\r\n", length(0)))
+        Self::Complete(format!("HTTP/1.1 {head}\r\n{}\r\n", length(0)))
     }
 }
 
@@ -49,29 +49,29 @@ fn length(status: u16) -> &'static str {
     if status == 204 { "" } else { "content-length: 0\r\n" }
 }
 
-pub(super) struct Receiver {
+pub(super) struct HttpTestReceiver {
     address: SocketAddr,
-    requests: Inbox<Request>,
+    requests: Inbox<ReceivedRequest>,
     flooded: Inbox<usize>,
     connections: Arc<AtomicUsize>,
 }
 
-struct Server<F> {
+struct ReceiverServer<F> {
     answer: F,
-    requests: Sender<Request>,
+    requests: Sender<ReceivedRequest>,
     flooded: Sender<usize>,
     answered: AtomicUsize,
 }
 
-impl Receiver {
-    /// `answer` has the number of the request, from 0.
-    pub(super) fn start(answer: impl Fn(usize) -> Answer + Send + Sync + 'static) -> Self {
+impl HttpTestReceiver {
+    /// Starts a receiver; `answer` gets the number of the request, from 0.
+    pub(super) fn start(answer: impl Fn(usize) -> ReceiverAnswer + Send + Sync + 'static) -> Self {
         Self::at(SocketAddr::new(super::LOOPBACK, 0), answer).expect("a free port")
     }
 
     pub(super) fn at(
         address: SocketAddr,
-        answer: impl Fn(usize) -> Answer + Send + Sync + 'static,
+        answer: impl Fn(usize) -> ReceiverAnswer + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
@@ -79,7 +79,8 @@ impl Receiver {
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&connections);
         let (requests_to, flooded_to, answered) = (give_request, give_flooded, AtomicUsize::new(0));
-        let server = Arc::new(Server { answer, requests: requests_to, flooded: flooded_to, answered });
+        let server =
+            Arc::new(ReceiverServer { answer, requests: requests_to, flooded: flooded_to, answered });
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 counted.fetch_add(1, Ordering::SeqCst);
@@ -98,17 +99,16 @@ impl Receiver {
         self.address.ip()
     }
 
-    /// The next one.
-    pub(super) fn request(&self) -> Request {
+    pub(super) fn request(&self) -> ReceivedRequest {
         self.requests.recv_timeout(PATIENCE).expect("a request")
     }
 
-    /// How many bytes the client took of an answer without an end.
+    /// Returns how many bytes of an endless response the client has read.
     pub(super) fn flooded(&self) -> usize {
         self.flooded.recv_timeout(PATIENCE).expect("the client goes")
     }
 
-    /// Connections until now; a connection of this test's own comes after any that was opened before.
+    /// Number of connections until now. A connection of this test itself is accepted after all earlier ones.
     pub(super) fn connections(&self) -> usize {
         let before = self.connections.load(Ordering::SeqCst);
         let _own = TcpStream::connect(self.address).expect("it listens");
@@ -121,30 +121,30 @@ impl Receiver {
     }
 }
 
-impl<F: Fn(usize) -> Answer> Server<F> {
+impl<F: Fn(usize) -> ReceiverAnswer> ReceiverServer<F> {
     fn serve(&self, stream: TcpStream) {
         let mut reader = BufReader::new(stream);
         while let Some(request) = read(&mut reader) {
             self.requests.send(request).ok();
             let stream = reader.get_mut();
             match (self.answer)(self.answered.fetch_add(1, Ordering::SeqCst)) {
-                Answer::Whole(text) => stream.write_all(text.as_bytes()).ok(),
-                Answer::Part(text) => {
+                ReceiverAnswer::Complete(text) => stream.write_all(text.as_bytes()).ok(),
+                ReceiverAnswer::Partial(text) => {
                     stream.write_all(text.as_bytes()).ok();
                     std::io::copy(stream, &mut std::io::sink()).ok();
                     return;
                 }
-                Answer::Flood { head, chunked } => {
+                ReceiverAnswer::Flood { head, chunked } => {
                     self.flooded.send(flood(stream, &head, chunked)).ok();
                     return;
                 }
-                Answer::Close => return,
+                ReceiverAnswer::Close => return,
             };
         }
     }
 }
 
-/// Writes until the client goes, and no more than a gigabyte.
+/// Writes until the client disconnects, at most a gigabyte.
 fn flood(stream: &mut TcpStream, head: &str, chunked: bool) -> usize {
     let mut part = vec![b'x'; 64 * 1024];
     if chunked {
@@ -159,8 +159,8 @@ fn flood(stream: &mut TcpStream, head: &str, chunked: bool) -> usize {
     taken
 }
 
-/// None: the client is gone.
-fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
+/// Reads a request; `None` if the client has disconnected.
+fn read(reader: &mut BufReader<TcpStream>) -> Option<ReceivedRequest> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -180,5 +180,5 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
     let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     reader.read_exact(&mut body).ok()?;
-    Some(Request { line: lines.swap_remove(0), headers, body })
+    Some(ReceivedRequest { line: lines.swap_remove(0), headers, body })
 }

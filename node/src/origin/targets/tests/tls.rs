@@ -40,7 +40,7 @@ async fn a_certificate_must_be_trusted_and_for_the_host() {
     let (port, certificate) = receiver();
     let mut roots = RootCertStore::empty();
     roots.add(certificate).expect("a good certificate");
-    let names = || Names::by(|_| Ok(vec![LOOPBACK]));
+    let names = || TargetLookups::by(|_| Ok(vec![LOOPBACK]));
     let trusting = Webhooks::new(clients(&["127.0.0.1"], roots, names()));
     let trusting_none = webhooks_with(&["127.0.0.1"], names());
     for (webhooks, host, expected) in [
@@ -50,7 +50,7 @@ async fn a_certificate_must_be_trusted_and_for_the_host() {
     ] {
         let outcome = webhooks.send(&target(&format!("https://{host}:{port}/?hush"), ""), &delivery()).await;
         match expected {
-            Ok(()) => assert_eq!(outcome, Outcome::Delivered),
+            Ok(()) => assert_eq!(outcome, DeliveryOutcome::Delivered),
             Err(expected) => {
                 let reason = reason(&outcome);
                 assert!(reason.starts_with(expected) && !reason.contains("hush"), "{host}: {reason}");

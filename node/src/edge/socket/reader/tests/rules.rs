@@ -8,7 +8,7 @@ fn small() -> Limits {
 fn a_message_at_the_limit_and_one_past() {
     let limits = Limits::default();
     let most = vec![b'x'; 524_288];
-    assert_eq!(read(&frame(FIN | TEXT, &most), &limits), (vec![Got::Text(most.clone())], Ok(())));
+    assert_eq!(read(&frame(FIN | TEXT, &most), &limits), (vec![ReceivedFrame::Text(most.clone())], Ok(())));
     let over = frame(FIN | TEXT, &[&most[..], b"x"].concat());
     assert_eq!(read(&over, &limits), (vec![], Err(close::TOO_BIG)));
     assert_eq!(
@@ -37,7 +37,7 @@ fn fragments_at_the_number_and_one_past() {
         let middle = frame(CONTINUATION, b"x").repeat(fragments - 2);
         [frame(TEXT, b"x"), middle, frame(FIN | CONTINUATION, b"x")].concat()
     };
-    assert_eq!(read(&message(64), &Limits::default()), (vec![Got::Text(vec![b'x'; 64])], Ok(())));
+    assert_eq!(read(&message(64), &Limits::default()), (vec![ReceivedFrame::Text(vec![b'x'; 64])], Ok(())));
     assert_eq!(read(&message(65), &Limits::default()), (vec![], Err(close::TOO_BIG)));
     let pings = [frame(TEXT, b"x"), frame(FIN | PING, b"").repeat(100), frame(FIN | CONTINUATION, b"x")];
     assert_eq!(read(&pings.concat(), &Limits::default()).1, Ok(()), "control frames are no fragments");
@@ -45,7 +45,7 @@ fn fragments_at_the_number_and_one_past() {
     assert_eq!(read(&twice, &Limits::default()).1, Ok(()), "each message has its own");
 }
 
-/// A head with a length of two or eight bytes.
+/// A header with a length field of two or eight bytes.
 fn lengthened(first: u8, length: &[u8]) -> Vec<u8> {
     [&[first, if length.len() == 2 { 0xfe } else { 0xff }], length, &[0; 4]].concat()
 }
@@ -56,7 +56,7 @@ fn lengths_at_the_edge_of_each_form_are_taken() {
         let payload = vec![b'x'; bytes];
         assert_eq!(
             read(&frame(FIN | TEXT, &payload), &Limits::default()),
-            (vec![Got::Text(payload)], Ok(()))
+            (vec![ReceivedFrame::Text(payload)], Ok(()))
         );
     }
 }
@@ -99,15 +99,21 @@ fn reader_rejects_frames_that_break_the_protocol() {
 #[test]
 fn reader_delivers_messages_before_a_protocol_break() {
     let bytes = [text("good"), vec![FIN | TEXT, 1, b'x'], text("never")].concat();
-    assert_eq!(read(&bytes, &Limits::default()), (vec![Got::Text(b"good".to_vec())], Err(close::PROTOCOL)));
+    assert_eq!(
+        read(&bytes, &Limits::default()),
+        (vec![ReceivedFrame::Text(b"good".to_vec())], Err(close::PROTOCOL))
+    );
 }
 
 #[test]
 fn control_frames_at_the_limit() {
     let most = [7; 125];
-    assert_eq!(read(&frame(FIN | PING, &most), &Limits::default()), (vec![Got::Ping(most.to_vec())], Ok(())));
+    assert_eq!(
+        read(&frame(FIN | PING, &most), &Limits::default()),
+        (vec![ReceivedFrame::Ping(most.to_vec())], Ok(()))
+    );
     let no_room = Limits { socket_message_bytes: 125, ..Limits::default() };
-    assert_eq!(read(&frame(FIN | PONG, &most), &no_room), (vec![Got::Pong], Ok(())));
+    assert_eq!(read(&frame(FIN | PONG, &most), &no_room), (vec![ReceivedFrame::Pong], Ok(())));
 }
 
 #[test]
@@ -117,21 +123,24 @@ fn codes_of_a_close() {
     for code in [1000, 1001, 1003, 1007, 1011, 1014, 3000, 4001, 4999] {
         assert_eq!(
             read(&close_frame(code, b"why"), &Limits::default()),
-            (vec![Got::Close(Some(code))], Ok(())),
+            (vec![ReceivedFrame::Close(Some(code))], Ok(())),
             "{code}"
         );
     }
     for code in [0, 999, 1004, 1005, 1006, 1015, 2000, 2999, 5000, 65535] {
         assert_eq!(read(&close_frame(code, b""), &Limits::default()).1, Err(close::PROTOCOL), "{code}");
     }
-    assert_eq!(read(&frame(FIN | CLOSE, b""), &Limits::default()), (vec![Got::Close(None)], Ok(())));
+    assert_eq!(
+        read(&frame(FIN | CLOSE, b""), &Limits::default()),
+        (vec![ReceivedFrame::Close(None)], Ok(()))
+    );
     assert_eq!(read(&close_frame(1000, b"\xff"), &Limits::default()).1, Err(close::BAD_UTF8));
     assert_eq!(read(&close_frame(1000, "é".as_bytes()), &Limits::default()).1, Ok(()));
 }
 
-/// Feeds the parts, and says after which of them text that is no UTF-8 was seen.
+/// Feeds the parts. Returns the part after which invalid UTF-8 was found.
 fn refused_after(parts: &[Vec<u8>]) -> Option<usize> {
-    let mut reader = Reader::default();
+    let mut reader = FrameReader::default();
     parts.iter().position(|part| {
         let (_, result) = feed(&mut reader, part, &Limits::default(), 0);
         result.is_err_and(|broken| broken.code == close::BAD_UTF8)

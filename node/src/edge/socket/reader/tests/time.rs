@@ -1,6 +1,6 @@
 use super::*;
 
-fn at(reader: &mut Reader, bytes: &[u8], now_ms: u64) -> Vec<Got> {
+fn at(reader: &mut FrameReader, bytes: &[u8], now_ms: u64) -> Vec<ReceivedFrame> {
     let (got, result) = feed(reader, bytes, &Limits::default(), now_ms);
     result.unwrap();
     got
@@ -8,7 +8,7 @@ fn at(reader: &mut Reader, bytes: &[u8], now_ms: u64) -> Vec<Got> {
 
 #[test]
 fn nothing_is_begun_between_messages() {
-    let mut reader = Reader::default();
+    let mut reader = FrameReader::default();
     assert_eq!(reader.begun_ms(), None);
     at(&mut reader, &text("whole"), 1_000);
     assert_eq!(reader.begun_ms(), None);
@@ -19,7 +19,7 @@ fn nothing_is_begun_between_messages() {
 
 #[test]
 fn a_slow_drip_of_one_frame_stays_begun() {
-    let mut reader = Reader::default();
+    let mut reader = FrameReader::default();
     let bytes = text("drip, drop");
     for (number, byte) in bytes[..bytes.len() - 1].iter().enumerate() {
         at(&mut reader, &[*byte], 1_000 + number as u64 * 5_000);
@@ -31,7 +31,7 @@ fn a_slow_drip_of_one_frame_stays_begun() {
 
 #[test]
 fn a_slow_drip_of_fragments_stays_begun_whatever_stands_between() {
-    let mut reader = Reader::default();
+    let mut reader = FrameReader::default();
     at(&mut reader, &frame(TEXT, b"x"), 1_000);
     for turn in 1..60 {
         at(&mut reader, &frame(CONTINUATION, b"x"), 1_000 + turn * 5_000);
@@ -44,10 +44,10 @@ fn a_slow_drip_of_fragments_stays_begun_whatever_stands_between() {
 }
 
 #[test]
-fn each_message_begins_anew_however_the_reads_cut_the_stream() {
+fn each_message_restarts_its_time_however_reads_are_split() {
     let message = text("a message");
     let (head, tail) = message.split_at(4);
-    let mut reader = Reader::default();
+    let mut reader = FrameReader::default();
     at(&mut reader, head, 0);
     for turn in 1..20 {
         let now_ms = turn * 10_000;
@@ -57,8 +57,8 @@ fn each_message_begins_anew_however_the_reads_cut_the_stream() {
 }
 
 #[test]
-fn each_fragmented_message_begins_anew_too() {
-    let mut reader = Reader::default();
+fn each_fragmented_message_restarts_its_time() {
+    let mut reader = FrameReader::default();
     at(&mut reader, &frame(TEXT, b"x"), 0);
     for turn in 1..20 {
         let now_ms = turn * 10_000;

@@ -4,11 +4,11 @@ use std::os::fd::AsFd as _;
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::hub::{Flush, Outbox};
+use crate::hub::{Flush, SocketOutbox};
 
-/// None where the system refuses it, which is only taken on machines of others.
-fn ring() -> Option<Ring> {
-    match Ring::new() {
+/// A ring; none if the system refuses it, which fails the test in CI.
+fn ring() -> Option<IoUringWriter> {
+    match IoUringWriter::new() {
         Ok(ring) => Some(ring),
         Err(error) => {
             assert!(std::env::var("CI").as_deref() != Ok("true"), "no io_uring: {error}");
@@ -18,26 +18,26 @@ fn ring() -> Option<Ring> {
     }
 }
 
-/// A connection with what waits for it, and its other end.
-struct Pair {
+/// A connection with its outbox, and the client's end.
+struct SocketPair {
     socket: TcpStream,
     client: TcpStream,
-    outbox: Outbox,
-    /// All that was ever pushed.
+    outbox: SocketOutbox,
+    /// All bytes that were ever pushed.
     pushed: Vec<u8>,
 }
 
-impl Pair {
+impl SocketPair {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         let (socket, _) = listener.accept().unwrap();
         socket.set_nonblocking(true).unwrap();
-        Self { socket, client, outbox: Outbox::default(), pushed: Vec::new() }
+        Self { socket, client, outbox: SocketOutbox::default(), pushed: Vec::new() }
     }
 
-    /// With as little room as the system gives.
+    /// A pair with the smallest buffers that the system allows.
     fn small() -> Self {
         let pair = Self::new();
         socket2::SockRef::from(&pair.socket).set_send_buffer_size(1).unwrap();
@@ -52,7 +52,7 @@ impl Pair {
         }
     }
 
-    /// Past its outbox.
+    /// Fills the socket, bypassing the outbox.
     fn fill(&mut self) {
         while let Ok(count) = self.socket.write(&[7; 64 * 1024]) {
             self.pushed.extend_from_slice(&[7; 64 * 1024][..count]);
@@ -63,18 +63,18 @@ impl Pair {
         self.outbox.slices().map(|slice| slice.len()).sum()
     }
 
-    fn flush(&mut self, written: Written) -> std::io::Result<Flush> {
-        let Written::Known(begun) = written else { panic!("what was written is not known") };
-        self.outbox.flush_begun(begun, &mut self.socket)
+    fn flush(&mut self, written: SocketWriteResult) -> std::io::Result<Flush> {
+        let SocketWriteResult::Known(begun) = written else { panic!("what was written is not known") };
+        self.outbox.flush_after(begun, &mut self.socket)
     }
 
-    /// Writes the rest as room is made, and compares what came with what was pushed.
+    /// Writes the rest as the client reads, and compares what arrives with what was pushed.
     fn finish(mut self) {
         let mut came = Vec::new();
         let mut buffer = [0; 16 * 1024];
         let deadline = Instant::now() + Duration::from_secs(10);
         while came.len() < self.pushed.len() && Instant::now() < deadline {
-            // The socket may have room a moment after its client has read.
+            // The socket may have space only a moment after the client has read.
             match self.client.read(&mut buffer) {
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
                 Ok(count) => came.extend_from_slice(&buffer[..count]),
@@ -87,17 +87,17 @@ impl Pair {
     }
 }
 
-fn write(ring: &mut Ring, pairs: &[&Pair]) -> (Vec<Written>, std::io::Result<()>) {
+fn write(ring: &mut IoUringWriter, pairs: &[&SocketPair]) -> (Vec<SocketWriteResult>, std::io::Result<()>) {
     let mut writes = Vec::new();
-    for (at, Pair { socket, outbox, .. }) in pairs.iter().copied().enumerate() {
-        writes.push(Write { at, socket: socket.as_fd(), outbox });
+    for (at, SocketPair { socket, outbox, .. }) in pairs.iter().copied().enumerate() {
+        writes.push(SocketWrite { at, socket: socket.as_fd(), outbox });
     }
-    let mut written = vec![Written::NOTHING; pairs.len()];
+    let mut written = vec![SocketWriteResult::NOTHING; pairs.len()];
     let result = ring.write(&writes, &mut written);
     (written, result)
 }
 
-fn write_all(ring: &mut Ring, pairs: &[&Pair]) -> Vec<Written> {
+fn write_all(ring: &mut IoUringWriter, pairs: &[&SocketPair]) -> Vec<SocketWriteResult> {
     let (written, result) = write(ring, pairs);
     result.expect("the ring works");
     written
@@ -106,44 +106,44 @@ fn write_all(ring: &mut Ring, pairs: &[&Pair]) -> Vec<Written> {
 #[test]
 fn each_socket_takes_its_own() {
     let Some(mut ring) = ring() else { return };
-    // More sockets than one call takes, and more frames than one write does.
-    let mut pairs: Vec<_> = (0..150).map(|_| Pair::new()).collect();
+    // More sockets than one call takes, and more frames than one write takes.
+    let mut pairs: Vec<_> = (0..150).map(|_| SocketPair::new()).collect();
     for round in 0..3 {
         for (number, pair) in pairs.iter_mut().enumerate() {
             pair.push(1 + (number + round) % 70, 40);
         }
         let written = write_all(&mut ring, &pairs.iter().collect::<Vec<_>>());
         for (pair, written) in pairs.iter_mut().zip(written) {
-            assert_eq!(written, Written::Known(Begun::Took(pair.first_bytes())));
+            assert_eq!(written, SocketWriteResult::Known(PriorWrite::Took(pair.first_bytes())));
             assert_eq!(pair.flush(written).unwrap(), Flush::Drained);
         }
     }
-    pairs.into_iter().for_each(Pair::finish);
+    pairs.into_iter().for_each(SocketPair::finish);
 }
 
 #[test]
 fn socket_with_partial_write_continues_with_the_rest() {
     let Some(mut ring) = ring() else { return };
-    let (mut one, mut many, mut other) = (Pair::small(), Pair::small(), Pair::new());
+    let (mut one, mut many, mut other) = (SocketPair::small(), SocketPair::small(), SocketPair::new());
     one.push(1, 1024 * 1024);
     many.push(64, 16 * 1024);
     other.push(3, 100);
     let written = write_all(&mut ring, &[&one, &many, &other]);
     for (pair, written) in [&mut one, &mut many].into_iter().zip(&written) {
-        let Written::Known(Begun::Took(taken)) = *written else { panic!("{written:?}") };
+        let SocketWriteResult::Known(PriorWrite::Took(taken)) = *written else { panic!("{written:?}") };
         assert!((1..pair.first_bytes()).contains(&taken), "{taken}");
         assert_eq!(pair.flush(*written).unwrap(), Flush::Blocked { progress: true });
     }
     assert_eq!(other.flush(written[2]).unwrap(), Flush::Drained);
-    [one, many, other].into_iter().for_each(Pair::finish);
+    [one, many, other].into_iter().for_each(SocketPair::finish);
 }
 
 #[test]
-fn a_full_socket_takes_nothing_and_nobody_waits_for_it() {
+fn full_socket_takes_nothing_and_blocks_no_writer() {
     let Some(mut ring) = ring() else { return };
-    let (mut single, mut several) = (Pair::small(), Pair::small());
+    let (mut single, mut several) = (SocketPair::small(), SocketPair::small());
     let deadline = Instant::now() + Duration::from_secs(10);
-    // A socket has room again for a moment, until that of the client is full too.
+    // A socket has space again for a moment, until the client's buffer is full too.
     loop {
         assert!(Instant::now() < deadline, "they are never full");
         for (pair, frames) in [(&mut single, 1), (&mut several, 5)] {
@@ -154,27 +154,27 @@ fn a_full_socket_takes_nothing_and_nobody_waits_for_it() {
         }
         let written = write_all(&mut ring, &[&single, &several]);
         let flushed = [single.flush(written[0]).unwrap(), several.flush(written[1]).unwrap()];
-        if written == [Written::Known(Begun::Full); 2] {
+        if written == [SocketWriteResult::Known(PriorWrite::Full); 2] {
             assert_eq!(flushed, [const { Flush::Blocked { progress: false } }; 2]);
             break;
         }
     }
-    [single, several].into_iter().for_each(Pair::finish);
+    [single, several].into_iter().for_each(SocketPair::finish);
 }
 
 #[test]
 fn closed_socket_fails_its_own_write_alone() {
     let Some(mut ring) = ring() else { return };
-    let (mut gone, mut ended, mut other) = (Pair::new(), Pair::new(), Pair::new());
-    // With something unread, so that the other side is told at once.
+    let (mut gone, mut ended, mut other) = (SocketPair::new(), SocketPair::new(), SocketPair::new());
+    // Unread bytes, so that the close reaches the other side as a reset.
     gone.socket.write_all(b"x").unwrap();
-    drop(std::mem::replace(&mut gone.client, Pair::new().client));
+    drop(std::mem::replace(&mut gone.client, SocketPair::new().client));
     ended.socket.shutdown(std::net::Shutdown::Write).unwrap();
     for pair in [&mut gone, &mut ended, &mut other] {
         pair.push(2, 100);
     }
     let written = write_all(&mut ring, &[&gone, &ended, &other]);
-    assert_eq!(written[..2], [Written::NOTHING; 2]);
+    assert_eq!(written[..2], [SocketWriteResult::NOTHING; 2]);
     let kinds = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
     assert!(kinds.contains(&gone.flush(written[0]).unwrap_err().kind()));
     assert!(kinds.contains(&ended.flush(written[1]).unwrap_err().kind()));
@@ -182,9 +182,9 @@ fn closed_socket_fails_its_own_write_alone() {
     other.finish();
 }
 
-/// From now on every call fails.
+/// Breaks the ring, so that every later call fails.
 #[expect(unsafe_code, reason = "only so can there be something else where the ring is")]
-fn break_down(ring: &Ring) {
+fn break_down(ring: &IoUringWriter) {
     let other = std::fs::File::open("/dev/null").unwrap();
     // SAFETY: what the descriptor stood for is used by nobody but this ring, which hears of it from the kernel.
     assert!(unsafe { libc::dup2(other.as_raw_fd(), ring.0.as_raw_fd()) } >= 0);
@@ -193,31 +193,32 @@ fn break_down(ring: &Ring) {
 #[test]
 fn a_ring_that_fails_has_written_nothing() {
     let Some(mut ring) = ring() else { return };
-    let mut pairs: Vec<_> = (0..100).map(|_| Pair::new()).collect();
+    let mut pairs: Vec<_> = (0..100).map(|_| SocketPair::new()).collect();
     pairs.iter_mut().for_each(|pair| pair.push(3, 100));
     break_down(&ring);
     let (written, result) = write(&mut ring, &pairs.iter().collect::<Vec<_>>());
     result.expect_err("nothing is where the ring was");
     for (pair, written) in pairs.iter_mut().zip(written) {
-        assert_eq!(written, Written::NOTHING);
+        assert_eq!(written, SocketWriteResult::NOTHING);
         assert_eq!(pair.flush(written).unwrap(), Flush::Drained);
     }
-    pairs.into_iter().for_each(Pair::finish);
+    pairs.into_iter().for_each(SocketPair::finish);
 }
 
 #[test]
 fn of_a_call_that_failed_the_last_ones_were_not_written() {
-    const KNOWN: Written = Written::Known(Begun::Took(3));
-    let outbox = Outbox::default();
+    const KNOWN: SocketWriteResult = SocketWriteResult::Known(PriorWrite::Took(3));
+    let outbox = SocketOutbox::default();
     let file = std::io::stderr();
-    let writes = [3, 1, 0].map(|at| Write { at, socket: file.as_fd(), outbox: &outbox });
+    let writes = [3, 1, 0].map(|at| SocketWrite { at, socket: file.as_fd(), outbox: &outbox });
     for (untaken, expected) in [
-        (0, [Written::Unknown, Written::Unknown, Written::NOTHING, KNOWN]),
-        (1, [Written::NOTHING, Written::Unknown, Written::NOTHING, KNOWN]),
-        (2, [Written::NOTHING, Written::NOTHING, Written::NOTHING, KNOWN]),
+        (0, [SocketWriteResult::Unknown, SocketWriteResult::Unknown, SocketWriteResult::NOTHING, KNOWN]),
+        (1, [SocketWriteResult::NOTHING, SocketWriteResult::Unknown, SocketWriteResult::NOTHING, KNOWN]),
+        (2, [SocketWriteResult::NOTHING, SocketWriteResult::NOTHING, SocketWriteResult::NOTHING, KNOWN]),
     ] {
-        let mut written = [Written::Unknown, Written::Unknown, Written::NOTHING, KNOWN];
-        Ring::settle(&writes, untaken, &mut written);
+        let mut written =
+            [SocketWriteResult::Unknown, SocketWriteResult::Unknown, SocketWriteResult::NOTHING, KNOWN];
+        IoUringWriter::settle(&writes, untaken, &mut written);
         assert_eq!(written, expected);
     }
 }

@@ -2,17 +2,17 @@ use std::io::Read as _;
 use std::net::TcpStream;
 
 use super::*;
-use crate::edge::link::Link;
-use crate::edge::socket::tests::Node;
-use crate::hub::Begun;
+use crate::edge::link::ClientLink;
+use crate::edge::socket::tests::SocketTestNode;
+use crate::hub::PriorWrite;
 
-/// A shard that does not run, with so many clients.
-fn shard_of(clients: usize) -> (Node, Shard, Vec<TcpStream>) {
-    let (node, mut shards) = Node::at_rest();
+/// A shard that does not run, with this number of clients.
+fn shard_of(clients: usize) -> (SocketTestNode, Shard, Vec<TcpStream>) {
+    let (node, mut shards) = SocketTestNode::at_rest();
     let mut shard = shards.remove(0);
     let mut accept = || {
         let (client, server) = node.pair();
-        shard.accept(Link::plain(server), node.permit());
+        shard.accept(ClientLink::plain(server), node.permit());
         client
     };
     let clients = std::iter::repeat_with(&mut accept).take(clients).collect();
@@ -59,8 +59,8 @@ fn write_result_counts_as_if_shard_had_written_itself() {
     }
     shard.dirty.clear();
     shard.now_ms = 5;
-    for (slot, begun) in [(0, Begun::Took(4)), (1, Begun::Took(9)), (2, Begun::Full)] {
-        shard.flush_begun(slot, Written::Known(begun));
+    for (slot, begun) in [(0, PriorWrite::Took(4)), (1, PriorWrite::Took(9)), (2, PriorWrite::Full)] {
+        shard.flush_begun(slot, SocketWriteResult::Known(begun));
     }
     let connections = shard.slots.iter().flatten();
     let states = connections.map(|connection| {
@@ -79,7 +79,7 @@ fn connection_with_unknown_write_result_ends() {
     for slot in [0, 1] {
         push(&mut shard, slot, b"perhaps");
     }
-    shard.flush_begun(1, Written::Unknown);
+    shard.flush_begun(1, SocketWriteResult::Unknown);
     assert_eq!((node.open_count(), shard.free.as_slice()), (1, [1].as_slice()));
     assert_eq!(came(&mut clients[1]), "", "nothing is written a second time");
     shard.flush_turn();

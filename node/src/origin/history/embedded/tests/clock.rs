@@ -1,4 +1,4 @@
-//! The system clock is set, or wrong for a moment.
+//! Tests with a system clock that is set, or wrong for a moment.
 
 use super::*;
 
@@ -12,12 +12,12 @@ fn clock() -> (Clock, u64) {
     (clock, base_ms)
 }
 
-/// As it would be five days later, and five days before.
+/// Clock readings five days ahead and five days behind.
 fn wrong(now_ms: u64) -> [u64; 2] {
     [now_ms + FIVE_DAYS_MS, now_ms - FIVE_DAYS_MS]
 }
 
-fn rows(store: &Embedded, clock: &Clock) -> usize {
+fn rows(store: &EmbeddedStore, clock: &Clock) -> usize {
     let oldest_ms = clock.expiry_ms().saturating_sub(2 * HOUR_MS);
     let asked = HistoryQuery { oldest_ms, ..query(&channel("acme", "a")) };
     wait(store.read(asked)).expect("read").rows.len()
@@ -26,7 +26,7 @@ fn rows(store: &Embedded, clock: &Clock) -> usize {
 #[test]
 fn a_sweep_drops_nothing_before_a_step_has_held() {
     let (folder, (clock, base_ms)) = (folder(), clock());
-    let store = Embedded::open(folder.path(), &options(), clock.clone()).expect("opens");
+    let store = EmbeddedStore::open(folder.path(), &options(), clock.clone()).expect("opens");
     append_for(&store, messages(&channel("acme", "a"), base_ms, 1..=3), 2).expect("stored");
     let sweep = || store.sweep(clock.expiry_ms()).expect("swept");
     for wrong_ms in wrong(base_ms) {
@@ -50,7 +50,7 @@ fn a_sweep_drops_nothing_before_a_step_has_held() {
 fn ids_and_nonces_outlive_a_wrong_reading() {
     let (folder, (clock, base_ms)) = (folder(), clock());
     let options = options();
-    let store = Embedded::open(folder.path(), &options, clock.clone()).expect("opens");
+    let store = EmbeddedStore::open(folder.path(), &options, clock.clone()).expect("opens");
     let key = channel("acme", "a");
     let find = |id: &str| {
         let (send, receive) = mpsc::channel();
@@ -77,7 +77,7 @@ fn ids_and_nonces_outlive_a_wrong_reading() {
     }
     for (known, id) in (0..).zip(ids) {
         assert!(find(id), "{id}");
-        // By the system clock a claim that was made five days before is of a request that it has long refused.
+        // By the system clock, a claim made five days before belongs to a request that is refused anyway for its age.
         assert_eq!(claim(known), id == "behind", "{id}");
     }
     clock.pass_to(base_ms + options.idempotency_window_ms + 1);

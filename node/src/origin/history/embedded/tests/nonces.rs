@@ -1,16 +1,16 @@
-//! Nonces that are handed from one store to another, and no more of them than may be.
+//! Nonces that one store imports from another, and their bound.
 
 use super::*;
-use crate::model::{KeptNonce, NoncePage};
+use crate::model::{ClaimedNonce, NoncePage};
 
 const MINUTE_MS: u64 = 60_000;
 
-fn open_at(folder: &TempDir, clock: &Clock, nonces: usize) -> Embedded {
-    let options = Options { nonces, ..options() };
-    Embedded::open(folder.path(), &options, clock.clone()).expect("opens")
+fn open_at(folder: &TempDir, clock: &Clock, nonces: usize) -> EmbeddedStore {
+    let options = EmbeddedOptions { nonces, ..options() };
+    EmbeddedStore::open(folder.path(), &options, clock.clone()).expect("opens")
 }
 
-fn all(store: &Embedded) -> Vec<KeptNonce> {
+fn all(store: &EmbeddedStore) -> Vec<ClaimedNonce> {
     let (mut all, mut after) = (Vec::new(), None);
     loop {
         let NoncePage { nonces, next } = wait(store.nonces(after.take())).expect("read");
@@ -29,7 +29,7 @@ fn nonces_given_to_another_store_are_kept_for_remaining_time() {
     let clock = Clock::manual(base_ms);
     let store = open_at(&first, &clock, usize::MAX);
     let claimed = |i: u64| nonce("k1", base_ms + i, "0123456789abcdef");
-    // Of several pages, in two stretches of the memory's time.
+    // Several pages, over two intervals of the memory.
     let claim = |range: std::ops::Range<u64>| {
         let claims: Vec<_> = range.map(|i| store.claim_nonce(claimed(i))).collect();
         claims.into_iter().for_each(|claim| assert_eq!(wait(claim), Ok(true)));
@@ -42,7 +42,7 @@ fn nonces_given_to_another_store_are_kept_for_remaining_time() {
     assert_eq!(found.len(), 5_000);
     for (i, kept) in (0..).zip(&found) {
         let age_ms = if i < 2_500 { 9 * MINUTE_MS } else { 0 };
-        assert_eq!(*kept, KeptNonce { nonce: claimed(i), age_ms });
+        assert_eq!(*kept, ClaimedNonce { nonce: claimed(i), age_ms });
     }
 
     let other = open_at(&second, &clock, usize::MAX);
@@ -61,7 +61,7 @@ fn no_more_are_remembered_than_may_be() {
     let folder = folder();
     let base_ms = 1_800_000_000_000;
     let clock = Clock::manual(base_ms);
-    let claim = |store: &Embedded, i: u64| wait(store.claim_nonce(nonce("k1", i, "0123456789abcdef")));
+    let claim = |store: &EmbeddedStore, i: u64| wait(store.claim_nonce(nonce("k1", i, "0123456789abcdef")));
     let store = open_at(&folder, &clock, 3);
     for i in 0..3 {
         assert_eq!(claim(&store, i), Ok(true));

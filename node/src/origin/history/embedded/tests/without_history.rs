@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn without_history_ids_and_nonces_are_still_kept() {
     let folder = folder();
-    let options = Options { history: false, ..options() };
-    let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
+    let options = EmbeddedOptions { history: false, ..options() };
+    let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
     let (key, now_ms) = (channel("acme", "a"), Clock::system().now_ms());
     append(&store, with_ids(&key, now_ms, &[(1, "x")])).expect("remembered");
     assert_eq!(wait(store.read(query(&key))), Err(StoreError::Off));
@@ -27,10 +27,10 @@ fn without_history_ids_and_nonces_are_still_kept() {
 fn ids_of_peers_are_kept_for_idempotency_window_across_reopen() {
     let (folder, now_ms) = (folder(), 1_800_000_000_000);
     let clock = Clock::manual(now_ms);
-    let options = Options { history: false, ..options() };
-    let open = || Embedded::open(folder.path(), &options, clock.clone()).expect("opens");
+    let options = EmbeddedOptions { history: false, ..options() };
+    let open = || EmbeddedStore::open(folder.path(), &options, clock.clone()).expect("opens");
     let key = channel("acme", "a");
-    let find = |store: &Embedded| {
+    let find = |store: &EmbeddedStore| {
         let (send, receive) = mpsc::channel();
         let found = Box::new(move |found| drop(send.send(found)));
         store.find_ids(scope(&key), vec!["x".into(), "y".into()], found);
@@ -53,13 +53,18 @@ fn ids_of_peers_are_kept_for_idempotency_window_across_reopen() {
 fn incarnation_without_history_matches_none_and_is_incomplete() {
     let folder = folder();
     let run = |history, incarnation| {
-        let options = Options { history, ..options() };
-        let store = Embedded::open(folder.path(), &options, Clock::system()).expect("opens");
-        let kept = Kept { policies: 7, has_changed: false, is_all: true, outlasts: false };
-        let former = wait(store.begin(incarnation, kept)).expect("begun");
-        former.iter().map(|run| (run.kept.policies, run.kept.is_all)).collect::<Vec<_>>()
+        let options = EmbeddedOptions { history, ..options() };
+        let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
+        let kept = HistoryCoverage {
+            policies: 7,
+            has_changed: false,
+            is_complete: true,
+            outlasts_resume_window: false,
+        };
+        let previous = wait(store.begin_incarnation(incarnation, kept)).expect("begun");
+        previous.iter().map(|run| (run.coverage.policies, run.coverage.is_complete)).collect::<Vec<_>>()
     };
     run(true, 1);
     assert_eq!(run(false, 2), [(7, true)]);
-    assert_eq!(run(true, 3), [(Kept::UNLIKE_ALL, false), (7, true)]);
+    assert_eq!(run(true, 3), [(HistoryCoverage::UNMATCHED_POLICIES, false), (7, true)]);
 }

@@ -1,4 +1,4 @@
-//! What stores do is done beside all else on their runtime.
+//! Stores do not block other work on their runtime.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -10,13 +10,17 @@ use super::*;
 
 const ROWS: u64 = 1_000;
 
-/// The driver is on the same thread, so a read that waited for an answer in any other way would never have one.
+/// The driver runs on the same thread, so a read that blocked it would never get an answer.
 #[test]
 fn reads_leave_the_thread_that_they_are_on_to_others() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let alone = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let clock = Clock::system();
-    let store = alone.block_on(Scylla::open(place.connection.clone(), Keyspace::options(), clock.clone()));
+    let store = alone.block_on(ScyllaStore::open(
+        place.connection.clone(),
+        KeyspaceFixture::options(),
+        clock.clone(),
+    ));
     let store = store.expect("the store opens");
     let key = channel("acme", "a");
     alone.block_on(async move {
@@ -24,7 +28,7 @@ fn reads_leave_the_thread_that_they_are_on_to_others() {
         let done = Box::new(move |result| send.send(result).expect("it waits"));
         store.append(messages(&key, clock.now_ms(), 1..=ROWS), Some(72), done);
         stored.await.expect("answered").expect("stored");
-        // No two of them are the same, so each is a read of its own.
+        // No two queries are equal, so each is a read of its own.
         let limits = 101..=120;
         let queries = limits.clone().map(|limit| HistoryQuery { limit, ..query(&key) });
         let mut reads = std::pin::pin!(join_all(queries.map(|query| store.read(query))));
@@ -43,7 +47,7 @@ fn reads_leave_the_thread_that_they_are_on_to_others() {
             assert!(seen.into_iter().eq((1..=ROWS).rev().take(limit)), "{limit}");
         }
         assert!(turns_of_others > 0);
-        // What it waits for is on this thread.
+        // On another thread, since the shutdown waits for work on this one.
         tokio::task::spawn_blocking(move || store.shutdown()).await.expect("it shuts down");
     });
 }

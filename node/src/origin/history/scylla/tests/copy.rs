@@ -1,29 +1,32 @@
-//! The embedded store of a node, copied.
+//! Copies of a node's embedded store.
 
 use std::path::Path;
 
 use super::*;
 use crate::model::{ClientId, ConnectionId, MemberId, PresenceAction, PresenceStamp, UsageKind};
 use crate::origin::history::contract::{INCARNATION, nonce, stamp};
-use crate::origin::history::copy::{Mark, Memory, Read};
-use crate::origin::history::scylla::buckets::Bucket;
-use crate::origin::history::scylla::connection::Database;
-use crate::origin::history::{Embedded, Options, Progress, RowKind, Source, copy};
+use crate::origin::history::copy::{CopyCheckpoint, DedupWindows, ExportedPiece};
+use crate::origin::history::scylla::buckets::HistoryBucket;
+use crate::origin::history::scylla::connection::PreparedSession;
+use crate::origin::history::{CopyProgress, CopySource, EmbeddedOptions, EmbeddedStore, RowKind, copy};
 use crate::origin::metering::MetricRow;
 
-/// Makes a store in the folder, fills it, and closes it again; the time of its latest rows.
+/// Creates a store in the folder, fills it and closes it. Returns the time of its latest rows.
 fn filled(data: &Path, clock: &Clock) -> u64 {
     let store = open(data, clock);
     let now_ms = clock.now_ms();
-    wait(store.begin(7, Kept { policies: 3, has_changed: false, is_all: true, outlasts: false }))
-        .expect("begun");
+    wait(store.begin_incarnation(
+        7,
+        HistoryCoverage { policies: 3, has_changed: false, is_complete: true, outlasts_resume_window: false },
+    ))
+    .expect("begun");
     let channels = [channel("acme", "a"), channel("acme", "b"), channel("other", "a")];
     let mut sequence = 0;
     for day in (0..3).rev() {
         for key in &channels {
             for step in 0..9 {
                 sequence += 1;
-                // Two retentions in one day, of which the shorter is over after the first.
+                // Two retentions in one day; the shorter one has expired after the first day.
                 let hours = if step % 3 == 0 { 1 } else { 240 };
                 let timestamp_ms = now_ms - day * DAY_MS - 100 + step;
                 publish(&store, messages(key, timestamp_ms, sequence..=sequence), hours);
@@ -44,12 +47,13 @@ fn filled(data: &Path, clock: &Clock) -> u64 {
     now_ms
 }
 
-fn open(data: &Path, clock: &Clock) -> Embedded {
+fn open(data: &Path, clock: &Clock) -> EmbeddedStore {
     let limits = Limits { idempotency_window_ms: WINDOW_MS, ..Limits::default() };
-    Embedded::open(&data.join("store"), &Options::new(true, &limits), clock.clone()).expect("it opens")
+    EmbeddedStore::open(&data.join("store"), &EmbeddedOptions::new(true, &limits), clock.clone())
+        .expect("it opens")
 }
 
-fn publish(store: &Embedded, published: Arc<Published>, hours: u32) {
+fn publish(store: &EmbeddedStore, published: Arc<PublishedMessages>, hours: u32) {
     let (send, receive) = mpsc::channel();
     store.append(published, Some(hours), Box::new(move |result| send.send(result).expect("test waits")));
     receive.recv_timeout(PATIENCE).expect("answered").expect("stored");
@@ -79,16 +83,16 @@ fn counts(now_ms: u64) -> Vec<MetricRow> {
     (0..2_000).rev().step_by(7).map(row).collect()
 }
 
-fn copied(data: &Path, target: &Scylla) -> Progress {
-    let source = Source::open(data).expect("no node has it");
+fn copied(data: &Path, target: &ScyllaStore) -> CopyProgress {
+    let source = CopySource::open(data).expect("no node has it");
     runtime().block_on(copy(source, target, |_| {})).expect("copied")
 }
 
-/// All that can be read of the channels, with what has outlived its retention left out.
+/// Reads all rows of the channels, without those that have outlived their retention.
 fn all(
     store: &dyn HistoryStore,
     now_ms: u64,
-) -> Vec<(ChannelKey, RowKind, Vec<crate::origin::history::Row>)> {
+) -> Vec<(ChannelKey, RowKind, Vec<crate::origin::history::HistoryRow>)> {
     let mut all = Vec::new();
     for key in [channel("acme", "a"), channel("acme", "b"), channel("other", "a")] {
         for kind in [RowKind::Messages, RowKind::Presence] {
@@ -102,7 +106,7 @@ fn all(
     all
 }
 
-async fn count(database: &Database, keyspace: &str) -> i64 {
+async fn count(database: &PreparedSession, keyspace: &str) -> i64 {
     let asked = format!("SELECT count(record) FROM {keyspace}.history");
     let counted = database.session.query_unpaged(asked, ()).await.expect("counted");
     counted.into_rows_result().expect("rows").first_row::<(i64,)>().expect("a count").0
@@ -110,19 +114,19 @@ async fn count(database: &Database, keyspace: &str) -> i64 {
 
 #[test]
 fn repeated_copy_of_embedded_store_yields_same_rows() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     let now_ms = filled(data.path(), &clock);
-    // So small that each channel has partitions of several widths.
-    let options = ScyllaOptions { partition_rows: 2, ..Keyspace::options() };
+    // Bounds so small that each channel has partitions of several widths.
+    let options = ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() };
     let target = place.open_with(options, &clock);
     let first = copied(data.path(), &target);
     assert_eq!(first.before, 0);
-    let there = |target: &Scylla| {
+    let there = |target: &ScyllaStore| {
         let database = target.shared.database();
         runtime().block_on(async { count(&database, &place.connection.keyspace).await })
     };
-    // 3 channels with 9 rows on 3 days, of which 3 are over on 2 days; one with an id; two events.
+    // 3 channels with 9 rows on 3 days, of which 3 have expired on 2 days; one with an id; two events.
     assert_eq!(there(&target), 3 * (9 + 2 * 6) + 1 + 2);
     let again = copied(data.path(), &target);
     assert_eq!((again.rows, again.before), (first.rows, first.rows), "nothing of it is read again");
@@ -130,15 +134,17 @@ fn repeated_copy_of_embedded_store_yields_same_rows() {
     assert_eq!(copied(data.path(), &target).before, 0);
     assert_eq!(there(&target), 3 * (9 + 2 * 6) + 1 + 2, "the same rows");
 
-    // What a node finds that is started over it.
+    // State that a node finds when it starts on the copied store.
     target.shutdown();
-    let target = place.open_with(Keyspace::options(), &clock);
-    let former =
-        wait(target.begin(8, Kept { policies: 3, has_changed: false, is_all: true, outlasts: false }))
-            .expect("begun");
-    let [run] = former[..] else { unreachable!("one run: {former:?}") };
+    let target = place.open_with(KeyspaceFixture::options(), &clock);
+    let previous = wait(target.begin_incarnation(
+        8,
+        HistoryCoverage { policies: 3, has_changed: false, is_complete: true, outlasts_resume_window: false },
+    ))
+    .expect("begun");
+    let [run] = previous[..] else { unreachable!("one run: {previous:?}") };
     assert_eq!((run.incarnation, run.last_ms), (7, now_ms));
-    assert_eq!(target.former_members().expect("read").len(), 1);
+    assert_eq!(target.stored_members().expect("read").len(), 1);
     assert_eq!(find(&target, &channel("acme", "a"), "own"), Some(stamp(82)));
     assert_eq!(wait(target.claim_nonce(nonce("k1", now_ms, "0123456789abcdef"))), Ok(false));
     assert_eq!(target.revoked_tokens(), Ok(vec![revocation(now_ms)]));
@@ -149,21 +155,21 @@ fn repeated_copy_of_embedded_store_yields_same_rows() {
     source.shutdown();
 }
 
-/// As a copy leaves it that is cut short when it has come so far.
-fn note(data: &Path, mark: &Mark) {
+/// Saves the progress of a copy that was interrupted at the checkpoint.
+fn save_checkpoint(data: &Path, mark: &CopyCheckpoint) {
     let file = data.join("history-copy.json");
     let text = std::fs::read_to_string(&file).expect("a copy was made");
-    let mut noted: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    noted["mark"] = serde_json::to_value(mark).expect("JSON");
-    std::fs::write(file, noted.to_string()).expect("the folder is writable");
+    let mut progress: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    progress["mark"] = serde_json::to_value(mark).expect("JSON");
+    std::fs::write(file, progress.to_string()).expect("the folder is writable");
 }
 
 #[test]
 fn interrupted_copy_continues_with_same_rows_from_any_mark() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     filled(data.path(), &clock);
-    let target = place.open_with(ScyllaOptions { partition_rows: 2, ..Keyspace::options() }, &clock);
+    let target = place.open_with(ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() }, &clock);
     copied(data.path(), &target);
     let there = || {
         let database = target.shared.database();
@@ -171,17 +177,17 @@ fn interrupted_copy_continues_with_same_rows_from_any_mark() {
     };
     let expected = there();
     let mut marks = Vec::new();
-    let source = Source::open(data.path()).expect("no node has it");
-    let memory = Memory { ids_ms: WINDOW_MS, nonces_ms: WINDOW_MS, now_ms: clock.now_ms() };
-    let mut give = |read: Read| {
-        marks.extend(read.mark);
+    let source = CopySource::open(data.path()).expect("no node has it");
+    let memory = DedupWindows { ids_ms: WINDOW_MS, nonces_ms: WINDOW_MS, now_ms: clock.now_ms() };
+    let mut give = |read: ExportedPiece| {
+        marks.extend(read.checkpoint);
         true
     };
-    source.export.walk(&Mark::default(), memory, &mut give).expect("walked");
+    source.export.walk(&CopyCheckpoint::default(), memory, &mut give).expect("walked");
     drop(source);
     assert!(marks.len() > 12, "one for each channel and day: {}", marks.len());
     for mark in marks {
-        note(data.path(), &mark);
+        save_checkpoint(data.path(), &mark);
         copied(data.path(), &target);
         assert_eq!(there(), expected, "from {mark:?} on");
     }
@@ -189,10 +195,10 @@ fn interrupted_copy_continues_with_same_rows_from_any_mark() {
 
 #[test]
 fn a_source_that_has_changed_is_copied_from_its_beginning() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     filled(data.path(), &clock);
-    let target = place.open_with(Keyspace::options(), &clock);
+    let target = place.open_with(KeyspaceFixture::options(), &clock);
     copied(data.path(), &target);
     let store = open(data.path(), &clock);
     let key = channel("acme", "a");
@@ -200,9 +206,9 @@ fn a_source_that_has_changed_is_copied_from_its_beginning() {
     store.shutdown();
     assert_eq!(copied(data.path(), &target).before, 0);
     assert_eq!(sequences(&wait(target.read(query(&key))).expect("read"))[0], 1_000);
-    // And for another place to copy to.
-    let Some(elsewhere) = Keyspace::new() else { return };
-    let target = elsewhere.open_with(Keyspace::options(), &clock);
+    // The same for a copy into another keyspace.
+    let Some(other_keyspace) = KeyspaceFixture::new() else { return };
+    let target = other_keyspace.open_with(KeyspaceFixture::options(), &clock);
     assert_eq!(copied(data.path(), &target).before, 0);
     assert_eq!(sequences(&wait(target.read(query(&key))).expect("read"))[0], 1_000);
 }
@@ -210,7 +216,7 @@ fn a_source_that_has_changed_is_copied_from_its_beginning() {
 #[test]
 fn copy_refuses_missing_store_and_store_in_use() {
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
-    let opened = |data: &Path| Source::open(data).map(drop).map_err(|error| error.to_string());
+    let opened = |data: &Path| CopySource::open(data).map(drop).map_err(|error| error.to_string());
     let missing = opened(data.path()).expect_err("there is nothing");
     assert!(missing.ends_with("/store holds no store"), "{missing}");
     assert!(!data.path().join("store").exists(), "and nothing is made");
@@ -222,20 +228,21 @@ fn copy_refuses_missing_store_and_store_in_use() {
     assert_eq!(opened(data.path()), Ok(()));
 }
 
-/// Retentions may differ between nodes for a moment, and rows of one day be copied in any order.
+/// Retentions may differ between nodes for a moment, and rows of one day may be copied in any order.
 #[test]
 fn the_index_lasts_as_long_as_what_lasts_longest() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(Keyspace::options(), &clock);
+    let store = place.open_with(KeyspaceFixture::options(), &clock);
     let (key, keyspace) = (channel("acme", "a"), &place.connection.keyspace);
     let database = store.shared.database();
     let now_ms = clock.now_ms();
-    let (lasting, passing) = (Bucket { day: 20_000, number: 0 }, Bucket { day: 20_001, number: 0 });
-    let told = async |bucket: Bucket, for_ms: u64| {
+    let (lasting, passing) =
+        (HistoryBucket { day: 20_000, number: 0 }, HistoryBucket { day: 20_001, number: 0 });
+    let index_bucket = async |bucket: HistoryBucket, for_ms: u64| {
         let until_ms = Some(now_ms + for_ms);
         let kind = RowKind::Messages;
-        rows::tell(&store.shared, &database, &key, (kind, bucket), until_ms).await.expect("told");
+        rows::write_index(&store.shared, &database, &key, (kind, bucket), until_ms).await.expect("told");
     };
     let days = async || {
         let asked = format!("SELECT day FROM {keyspace}.days");
@@ -247,9 +254,9 @@ fn the_index_lasts_as_long_as_what_lasts_longest() {
         days
     };
     runtime().block_on(async {
-        told(lasting, 600_000).await;
-        told(lasting, 3_000).await;
-        told(passing, 3_000).await;
+        index_bucket(lasting, 600_000).await;
+        index_bucket(lasting, 3_000).await;
+        index_bucket(passing, 3_000).await;
         let until = tokio::time::Instant::now() + PATIENCE;
         while days().await.contains(&passing.day) {
             assert!(tokio::time::Instant::now() < until, "it does not end");

@@ -1,4 +1,4 @@
-//! Ids given by clients that several nodes claim, or that nothing came of.
+//! Client-given ids that several nodes claim, or whose message was never stored.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use super::super::Deliveries;
 use super::super::ids as given_ids;
 use super::*;
 
-fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), StoreError> {
+fn publish_own(store: &ScyllaStore, key: &ChannelKey, sequence: u64) -> Result<(), StoreError> {
     let (send, receive) = mpsc::channel();
     let done = Box::new(move |result| send.send(result).expect("test waits"));
     let published = with_ids(key, store.shared.clock.now_ms(), &[(sequence, "own")]);
@@ -21,9 +21,9 @@ fn publish_own(store: &Scylla, key: &ChannelKey, sequence: u64) -> Result<(), St
 
 #[test]
 fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
+    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &clock));
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     assert_eq!(find(&other, &key, "own"), None, "the first has claimed it, and nothing came of it");
@@ -33,7 +33,7 @@ fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
     assert_eq!((find(&one, &key, "own"), find(&other, &key, "own")), (stored, stored));
     assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
 
-    // A claim with a stamp, whose row is still on its way when the id is asked for elsewhere.
+    // A claim with a stamp, whose row has not arrived when another node looks the id up.
     let late = channel("acme", "late");
     assert_eq!(find(&one, &late, "own"), None);
     publish_own(&one, &late, 7).expect("stored");
@@ -67,8 +67,8 @@ fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
 
 #[test]
 fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
-    let Some(place) = Keyspace::new() else { return };
-    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let Some(place) = KeyspaceFixture::new() else { return };
+    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
     let (database, keyspace) = (store.shared.database(), &place.connection.keyspace);
     let named = "account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = 'own'";
@@ -81,7 +81,7 @@ fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
         let found = database.session.query_unpaged(asked, names).await.expect("asked");
         found.into_rows_result().expect("rows").single_row::<(i64,)>().expect("the claim").0
     });
-    // The store was not answered, so the client tries it again.
+    // The write got no answer, so the client retries.
     assert_eq!(find(&store, &key, "own"), None);
     publish_own(&store, &key, 2).expect("stored");
     let late = format!("UPDATE {keyspace}.message_ids SET sequence = 1 WHERE {named} IF owner = {first}");
@@ -92,9 +92,9 @@ fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
 
 #[test]
 fn each_id_of_publish_is_found_in_partition_of_its_row() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let options = || ScyllaOptions { partition_rows: 2, ..Keyspace::options() };
+    let options = || ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() };
     let [one, other] = [(), ()].map(|()| place.open_with(options(), &clock));
     let key = channel("acme", "a");
     let ids = ["first", "second", "third"];
@@ -109,8 +109,8 @@ fn each_id_of_publish_is_found_in_partition_of_its_row() {
     }
 }
 
-/// Removes the row, as if it had not come yet: no later time than its own is used.
-fn remove(store: &Scylla, key: &ChannelKey, position: Position) {
+/// Removes the row as if it had not arrived yet, with the row's own write time.
+fn remove(store: &ScyllaStore, key: &ChannelKey, position: HistoryPosition) {
     let (timestamp_ms, sequence, incarnation) = values::position_values(position);
     let removed = format!(
         "DELETE FROM {}.history USING TIMESTAMP {} WHERE account = 'acme' AND channel = '{}' AND kind = 0 AND day = {} \
@@ -123,8 +123,8 @@ fn remove(store: &Scylla, key: &ChannelKey, position: Position) {
     runtime().block_on(store.shared.database().session.query_unpaged(removed, ())).expect("removed");
 }
 
-/// Writes the row after all, a moment later.
-fn come(store: &Scylla, key: &ChannelKey, position: Position) {
+/// Writes the row after all, as if it arrived late.
+fn come(store: &ScyllaStore, key: &ChannelKey, position: HistoryPosition) {
     let (timestamp_ms, sequence, incarnation) = values::position_values(position);
     let come = format!(
         "INSERT INTO {}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, record) \
@@ -137,8 +137,8 @@ fn come(store: &Scylla, key: &ChannelKey, position: Position) {
     runtime().block_on(store.shared.database().session.query_unpaged(come, ())).expect("written");
 }
 
-/// However often the database has to be asked.
-fn find_at_last(store: &Scylla, key: &ChannelKey) -> Option<Stamp> {
+/// Looks the id up until the database answers.
+fn find_at_last(store: &ScyllaStore, key: &ChannelKey) -> Option<Stamp> {
     let end = std::time::Instant::now() + PATIENCE;
     loop {
         if let Ok(found) = look_up(store, key, "own").recv_timeout(PATIENCE).expect("answered") {
@@ -150,18 +150,18 @@ fn find_at_last(store: &Scylla, key: &ChannelKey) -> Option<Stamp> {
 
 #[test]
 fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let one = place.open_with(Keyspace::options(), &clock);
+    let one = place.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     publish_own(&one, &key, 1).expect("stored");
     let position = wait(one.read(query(&key))).expect("read").rows[0].position;
     remove(&one, &key, position);
-    // Its clock is half a minute ahead, so by that nobody could acknowledge the row any more.
+    // Its clock is half a minute ahead, so by that clock the row could no longer be acknowledged.
     let ahead = Clock::manual(clock.now_ms() + 30_000);
     let waits = Duration::from_secs(4);
-    let other = place.open_with(ScyllaOptions { wait: waits, ..Keyspace::options() }, &ahead);
+    let other = place.open_with(ScyllaOptions { wait: waits, ..KeyspaceFixture::options() }, &ahead);
     let begun = std::time::Instant::now();
     assert_eq!(find_at_last(&other, &key), None, "there is no row");
     assert!(begun.elapsed() >= waits, "{:?}: its owner may still acknowledge it", begun.elapsed());
@@ -170,15 +170,15 @@ fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
     assert_eq!(sequences(&wait(one.read(query(&key))).expect("read")), [2]);
 }
 
-/// Lets nothing count as delivered before it is told to.
+/// Reports no message as delivered until it is released.
 #[derive(Default)]
-struct Undelivered {
+struct BlockedDeliveries {
     asked: Mutex<Vec<Stamp>>,
     delivered: tokio::sync::Notify,
 }
 
-impl Deliveries for Arc<Undelivered> {
-    fn delivered(&self, _: ChannelKey, stamp: Stamp) -> BoxFuture<'static, ()> {
+impl Deliveries for Arc<BlockedDeliveries> {
+    fn wait_delivered(&self, _: ChannelKey, stamp: Stamp) -> BoxFuture<'static, ()> {
         self.asked.lock().push(stamp);
         let undelivered = Arc::clone(self);
         Box::pin(async move { undelivered.delivered.notified().await })
@@ -187,9 +187,9 @@ impl Deliveries for Arc<Undelivered> {
 
 #[test]
 fn repeat_is_found_when_its_message_is_delivered() {
-    let Some(place) = Keyspace::new() else { return };
-    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &Clock::system()));
-    let undelivered = Arc::new(Undelivered::default());
+    let Some(place) = KeyspaceFixture::new() else { return };
+    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &Clock::system()));
+    let undelivered = Arc::new(BlockedDeliveries::default());
     other.set_deliveries(Arc::new(Arc::clone(&undelivered)));
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
@@ -204,10 +204,10 @@ fn repeat_is_found_when_its_message_is_delivered() {
 
 #[test]
 fn client_that_changes_nodes_waits_once_for_a_missing_row() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
     let wait = Duration::from_secs(4);
-    let open = || place.open_with(ScyllaOptions { wait, ..Keyspace::options() }, &clock);
+    let open = || place.open_with(ScyllaOptions { wait, ..KeyspaceFixture::options() }, &clock);
     let [one, other, third] = [open(), open(), open()];
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
@@ -231,26 +231,26 @@ fn client_that_changes_nodes_waits_once_for_a_missing_row() {
     );
 }
 
-/// Holds up who has had an answer, before it looks at it.
+/// Holds back the answers of requests.
 #[derive(Debug, Default)]
-struct HoldUp {
-    state: Mutex<Held>,
+struct ResponseGate {
+    state: Mutex<ResponseGateState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct ResponseGateState {
     holds: bool,
     is_holding: bool,
 }
 
-impl HoldUp {
-    /// The next one.
+impl ResponseGate {
+    /// Holds the next answer.
     fn hold(&self) {
-        *self.state.lock() = Held { holds: true, is_holding: false };
+        *self.state.lock() = ResponseGateState { holds: true, is_holding: false };
     }
 
-    /// Whether somebody was held up by then.
+    /// Returns whether an answer was held by the deadline.
     fn holds_until(&self, deadline: std::time::Instant) -> bool {
         let mut state = self.state.lock();
         while !state.is_holding {
@@ -267,7 +267,7 @@ impl HoldUp {
     }
 }
 
-impl HistoryListener for HoldUp {
+impl HistoryListener for ResponseGate {
     fn log_request_success(&self, _: RequestId) {
         tokio::task::block_in_place(|| {
             let mut state = self.state.lock();
@@ -298,23 +298,23 @@ impl HistoryListener for HoldUp {
 
 #[test]
 fn node_stalled_after_missing_row_looks_up_row_again() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let one = place.open_with(Keyspace::options(), &clock);
-    let options = ScyllaOptions { wait: Duration::from_secs(6), ..Keyspace::options() };
+    let one = place.open_with(KeyspaceFixture::options(), &clock);
+    let options = ScyllaOptions { wait: Duration::from_secs(6), ..KeyspaceFixture::options() };
     let other = place.open_with(options, &clock);
-    // The machine may stand still as well.
+    // The machine may stall too.
     let looked = ["a", "b", "c"].iter().any(|name| looks_again(&one, &other, &channel("acme", name)));
     assert!(looked, "the machine always stood still");
 }
 
-/// False where its times were not met.
-fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
+/// Returns false if the times of the test were not met.
+fn looks_again(one: &ScyllaStore, other: &ScyllaStore, key: &ChannelKey) -> bool {
     assert_eq!(find(one, key, "own"), None);
     publish_own(one, key, 7).expect("stored");
     let row = wait(one.read(query(key))).expect("read").rows.remove(0);
     remove(one, key, row.position);
-    let hold_up = Arc::new(HoldUp::default());
+    let hold_up = Arc::new(ResponseGate::default());
     change_statements(other, |statements| {
         statements.find_row.set_history_listener(Arc::clone(&hold_up) as _);
     });
@@ -330,7 +330,7 @@ fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
         return false;
     }
     assert!(asked.recv_timeout(PATIENCE).expect("answered").is_err(), "it may still come");
-    // It has missed the row since the fourth second, and waits for nothing but the tenth.
+    // The row has been missing since the fourth second, so the lookup waits only until the tenth.
     let asked = look_up(other, key, "own");
     until(7.5);
     hold_up.hold();
@@ -350,8 +350,8 @@ fn looks_again(one: &Scylla, other: &Scylla, key: &ChannelKey) -> bool {
 
 #[test]
 fn message_with_unknown_partition_is_absent_and_stored_on_retry() {
-    let Some(place) = Keyspace::new() else { return };
-    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let Some(place) = KeyspaceFixture::new() else { return };
+    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
     assert_eq!(find(&store, &key, "own"), None);
     let execute = |statement: &str| {
@@ -372,9 +372,9 @@ fn message_with_unknown_partition_is_absent_and_stored_on_retry() {
 
 #[test]
 fn many_abandoned_ids_are_claimed_together_and_in_order() {
-    let Some(place) = Keyspace::new() else { return };
+    let Some(place) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let [one, other] = [(), ()].map(|()| place.open_with(Keyspace::options(), &clock));
+    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &clock));
     let key = channel("acme", "a");
     let ids: Vec<_> = (0..256).map(|number| number.to_string()).collect();
     let claims: Vec<_> = ids.iter().map(|id| look_up(&one, &key, id)).collect();

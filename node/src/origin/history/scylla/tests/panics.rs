@@ -9,9 +9,9 @@ use scylla::policies::retry::RetryDecision;
 use super::*;
 
 #[derive(Debug)]
-struct Panics;
+struct PanickingListener;
 
-impl HistoryListener for Panics {
+impl HistoryListener for PanickingListener {
     fn log_request_start(&self) -> RequestId {
         panic!("as a test wants it")
     }
@@ -35,12 +35,14 @@ impl HistoryListener for Panics {
 
 #[test]
 fn panicking_read_is_refused_and_later_same_read_succeeds() {
-    let Some(place) = Keyspace::new() else { return };
-    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let Some(place) = KeyspaceFixture::new() else { return };
+    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
     append(&store, &key, store.shared.clock.now_ms(), 1);
     let whole = store.shared.database();
-    change_statements(&store, |statements| statements.backwards.set_history_listener(Arc::new(Panics)));
+    change_statements(&store, |statements| {
+        statements.backwards.set_history_listener(Arc::new(PanickingListener))
+    });
     let reads: Vec<_> = (0..3).map(|_| store.read(query(&key))).collect();
     for read in reads {
         let refused = wait(read).expect_err("it panicked");

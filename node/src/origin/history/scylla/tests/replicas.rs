@@ -1,4 +1,4 @@
-//! Which node of the database is asked.
+//! Selection of the database node for a request.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -8,25 +8,25 @@ use scylla::serialize::row::SerializeRow;
 use scylla::statement::prepared::PreparedStatement;
 
 use super::super::connection::batch;
-use super::super::standing::Standing;
+use super::super::reachability::NodeReachability;
 use super::*;
 
-/// With so many each of three nodes has some.
+/// Number of channels with which each of three nodes has some.
 const CHANNELS: usize = 24;
 
-/// The nodes that were asked first, one for each request.
-fn asked(collector: &HistoryCollector) -> Vec<SocketAddr> {
+/// Nodes that were contacted first, one for each request.
+fn contacted(collector: &HistoryCollector) -> Vec<SocketAddr> {
     let requests = collector.clone_structured_history().requests;
     let first = requests.iter().filter_map(|request| request.non_speculative_fiber.attempts.first());
     first.map(|attempt| attempt.node_addr).collect()
 }
 
-/// There is one copy of each partition, so any other node would have to ask that one.
+/// With one copy of each partition, any other node would have to ask the one that has it.
 #[test]
 fn a_node_is_asked_that_has_the_partition() {
-    let Some(mut place) = Keyspace::new() else { return };
+    let Some(mut place) = KeyspaceFixture::new() else { return };
     place.connection.replication = Some(1);
-    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
     let (database, keyspace) = (store.shared.database(), &place.connection.keyspace);
     let (session, state) = (&database.session, database.session.get_cluster_state());
     let owner = |table: &str, partition: &dyn SerializeRow| {
@@ -38,14 +38,14 @@ fn a_node_is_asked_that_has_the_partition() {
     for number in 0..CHANNELS {
         let channel = format!("channel {number}");
         let (of_days, of_rows) = (Arc::new(HistoryCollector::new()), Arc::new(HistoryCollector::new()));
-        let heard_by = |statement: &PreparedStatement, listener: &Arc<HistoryCollector>| {
+        let observed_by = |statement: &PreparedStatement, listener: &Arc<HistoryCollector>| {
             let mut statement = statement.clone();
             statement.set_history_listener(Arc::clone(listener) as _);
             statement
         };
-        let insert_day = heard_by(&database.statements.insert_day, &of_days);
-        let days_backwards = heard_by(&database.statements.days_backwards, &of_days);
-        let find_row = heard_by(&database.statements.find_row, &of_rows);
+        let insert_day = observed_by(&database.statements.insert_day, &of_days);
+        let days_backwards = observed_by(&database.statements.days_backwards, &of_days);
+        let find_row = observed_by(&database.statements.find_row, &of_rows);
         let mut insert_days = batch(&database.statements.insert_day, 2);
         insert_days.set_history_listener(Arc::clone(&of_days) as _);
         runtime().block_on(async {
@@ -58,19 +58,19 @@ fn a_node_is_asked_that_has_the_partition() {
             session.execute_unpaged(&find_row, row).await.expect("read");
         });
         let has_days = owner("days", &("acme", &*channel, 0_i8));
-        assert_eq!(asked(&of_days), [has_days; 3], "{channel}");
+        assert_eq!(contacted(&of_days), [has_days; 3], "{channel}");
         let has_row = owner("history", &("acme", &*channel, 0_i8, 20_000, 0));
-        assert_eq!(asked(&of_rows), [has_row], "{channel}");
+        assert_eq!(contacted(&of_rows), [has_row], "{channel}");
         owners.extend([has_days, has_row]);
     }
     assert_eq!(owners.len(), state.get_nodes_info().len(), "each node of the database has some: {owners:?}");
 }
 
-/// Where there is only one, there is none to pass by.
+/// Skips one node if there are several; a single node is never skipped.
 #[test]
 fn a_node_that_was_passed_by_is_connected_to_later() {
-    let Some(place) = Keyspace::new() else { return };
-    let store = place.open_with(Keyspace::options(), &Clock::system());
+    let Some(place) = KeyspaceFixture::new() else { return };
+    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
     let database = store.shared.database();
     let state = database.session.get_cluster_state();
     let nodes = state.get_nodes_info().iter();
@@ -79,9 +79,13 @@ fn a_node_that_was_passed_by_is_connected_to_later() {
     let silent: HashSet<_> = answer.iter().copied().skip(1).take(1).collect();
     answer.retain(|node| !silent.contains(node));
     runtime().block_on(async {
-        let made = place.connection.session_past(&Standing { answer, silent: silent.clone() }).await;
+        let made = place
+            .connection
+            .session_avoiding_silent(&NodeReachability { answer, silent: silent.clone() })
+            .await;
         let (session, passed) = made.expect("a session");
-        let database = Database::over(session, &place.connection.keyspace).await.expect("prepared");
+        let database =
+            PreparedSession::from_session(session, &place.connection.keyspace).await.expect("prepared");
         let is_connected = || {
             let state = database.session.get_cluster_state();
             let mut nodes = state.get_nodes_info().iter();

@@ -1,0 +1,516 @@
+//! Store backfill: reads messages that a down incarnation stored and this node has not received, from the store that all nodes share.
+//!
+//! Every message that an incarnation acknowledged on a channel with history is in the store. So after its failure, subscribers receive
+//! the missing messages instead of a continuity loss. Resuming clients are served from the store once no write to it is pending.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fanfare_proto::serial::Serial;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use tokio::time::Instant;
+
+use super::super::inbound::{self, PeerAnswer, PeerRequest};
+use super::{LocalNode, NodeFuture, Routing};
+use crate::hub::Channel;
+use crate::model::{ChannelKey, Stamp};
+use crate::tasks::OnStop;
+
+/// Time after which a pending write of a node is in the store, or is not acknowledged.
+const SETTLE_WAIT: Duration = Duration::from_secs(3);
+/// Time within which membership holds a failed node for down.
+const UNREACHABLE_LATELY: Duration = Duration::from_secs(5);
+const CONNECTED_CHECK_INTERVAL: Duration = Duration::from_millis(25);
+/// Channels that are read at a time after a failure.
+const READS_MAX: usize = 16;
+/// Most channels that are read after a failure. In further ones, subscribers are told of a continuity loss.
+const CHANNELS_MAX: usize = 10_000;
+
+/// Query for the messages that an incarnation has stored of a channel after `sequence`, up to which none is missing.
+#[derive(Debug, Clone)]
+pub struct StoreBackfillQuery {
+    pub key: ChannelKey,
+    pub incarnation: u64,
+    pub sequence: u64,
+    /// Age limit: no message after `sequence` was numbered longer ago.
+    pub since: Duration,
+}
+
+/// Effect of a failure on channels whose stored messages cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LossEffect {
+    /// Attached clients are told of a continuity loss.
+    NotifyAttached,
+    /// Attached clients are told, and no client can resume from an earlier position.
+    InvalidatePositions,
+}
+
+impl Routing {
+    pub(super) fn store(&self) -> Option<&Arc<dyn LocalNode>> {
+        self.local.get().filter(|local| local.is_store_shared())
+    }
+
+    /// Incarnations that are alive or reachable, with that of this node. All of them are reachable while the node is fully connected.
+    pub fn alive_incarnations(&self) -> Vec<u64> {
+        let mut living = self.peers_alive();
+        living.push(self.hub.incarnation());
+        living
+    }
+
+    /// Peers that are alive or reachable. A reachable peer that gossip does not see may be taking publishes.
+    pub(super) fn peers_alive(&self) -> Vec<u64> {
+        let mut alive = self.expected.lock().clone();
+        alive.extend(self.linked());
+        alive.sort_unstable();
+        alive.dedup();
+        alive
+    }
+
+    /// True if every alive node is reachable; an unreachable one may just have failed.
+    fn is_fully_connected(&self) -> bool {
+        let expected = self.expected.lock().clone();
+        expected.iter().all(|peer| self.is_up(*peer))
+    }
+
+    /// True if an alive node has become unreachable so recently that it may be about to be held for down. Called several times a second.
+    pub fn has_recently_unreachable(&self) -> bool {
+        let mut out_of_reach = self.expected.lock().clone();
+        // The link to a failed node and its streams are not seen to end at the same moment.
+        out_of_reach.retain(|peer| !self.is_up(*peer) || self.node_failures.lock().has_ended(*peer));
+        let mut unreachable_since = self.unreachable_since.lock();
+        unreachable_since.retain(|peer, _| out_of_reach.contains(peer));
+        for peer in out_of_reach {
+            unreachable_since.entry(peer).or_insert_with(Instant::now);
+        }
+        unreachable_since.values().any(|since| since.elapsed() < UNREACHABLE_LATELY)
+    }
+
+    /// Resolves when [`Routing::has_recently_unreachable`] is false. By then no failed node counts as alive, 1.5 s after its last sign of
+    /// life.
+    pub async fn until_failures_known(&self) {
+        loop {
+            let mut changed = std::pin::pin!(self.reach_changed.notified());
+            // A change from here on is not missed.
+            changed.as_mut().enable();
+            if !self.has_recently_unreachable() {
+                return;
+            }
+            // The state also ends by time alone, which need not be noticed at once.
+            tokio::time::timeout(UNREACHABLE_LATELY / 10, changed).await.ok();
+        }
+    }
+
+    /// Incarnations that have confirmed that they forward the channel to this node.
+    pub fn confirmed_incarnations(&self, channel: &Channel) -> Vec<u64> {
+        self.local_interest.lock().get(&channel.number()).map_or_else(Vec::new, |own| own.confirmed.clone())
+    }
+
+    /// Resolves when all that live nodes had numbered in the channel is here or in the store, or was refused. False if a node does not
+    /// confirm.
+    pub async fn settle(&self, key: &ChannelKey) -> bool {
+        // By then the peers know of the same failures, and report the last sequences that they have of failed incarnations.
+        self.all_settled().await && self.settled(key).await
+    }
+
+    /// Asks all nodes to settle. Callers that come during a request share the next one.
+    async fn all_settled(&self) -> bool {
+        let (answered, is_first) = self.settling.ask();
+        if is_first && let Some(routing) = self.this.upgrade() {
+            self.tasks.spawn("settling", OnStop::Cancel, async move {
+                routing.settling.run(|| routing.ask_all_to_settle()).await;
+            });
+        }
+        answered.await.unwrap_or(false)
+    }
+
+    async fn ask_all_to_settle(&self) -> bool {
+        let Some(local) = self.store() else { return false };
+        let peers = self.peers_alive();
+        let stored = async {
+            let mut answers = self.ask(peers.clone(), 0, &PeerRequest::Settle);
+            let mut settled = 0;
+            while let Some(answer) = answers.next().await {
+                settled += usize::from(answer == PeerAnswer::Done);
+            }
+            settled == peers.len()
+        };
+        let both = async { tokio::join!(local.settled(), stored) };
+        matches!(tokio::time::timeout(SETTLE_WAIT, both).await, Ok((Some(()), true)))
+    }
+
+    /// Answers once the pending writes of this node are in the store and it knows of every failure that the asking node knows of.
+    pub(super) fn settled_for_peer(self: Arc<Self>, local: &dyn LocalNode) -> NodeFuture<Option<PeerAnswer>> {
+        let settled = local.settled();
+        Box::pin(async move {
+            while !self.is_fully_connected() {
+                tokio::time::sleep(CONNECTED_CHECK_INTERVAL).await;
+            }
+            settled.await.map(|()| PeerAnswer::Done)
+        })
+    }
+
+    /// Delivers messages that down incarnations have stored of the channel and this node should have received. Returns the incarnations
+    /// that were read; None if the store cannot tell for one of them.
+    pub async fn complete_from_store(&self, key: &ChannelKey, position: &Serial) -> Option<Vec<u64>> {
+        let channel = self.hub.live(key)?;
+        let (living, mut read) = (self.alive_incarnations(), Vec::new());
+        for run in self.confirmed_incarnations(&channel).into_iter().filter(|run| !living.contains(run)) {
+            let is_ahead =
+                position.sequence_of(run).is_some_and(|sequence| sequence > channel.received_sequence(run));
+            // An incarnation that may take publishes must be read each time.
+            let is_known =
+                !self.may_be_publishing(run) && self.node_failures.lock().is_complete(run, channel.number());
+            let since = self.node_failures.lock().troubled_for(run);
+            if is_ahead || !is_known {
+                if !self.complete_one(&channel, run, since).await {
+                    return None;
+                }
+                read.push(run);
+            }
+        }
+        // Messages that peers received and that are not stored were not acknowledged.
+        let gone = self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone());
+        let gone = gone.unwrap_or_default();
+        let of_dead = Stamp::all_of(&gone).filter(|stamp| !living.contains(&stamp.incarnation));
+        channel.learn_sequences(&of_dead.collect::<Vec<_>>());
+        Some(read)
+    }
+
+    async fn complete_one(&self, channel: &Arc<Channel>, incarnation: u64, since: Duration) -> bool {
+        let may_go_on = || self.may_be_publishing(incarnation);
+        let is_complete = self.deliver_stored(channel, incarnation, since, may_go_on).await;
+        if is_complete {
+            self.node_failures.lock().completed(incarnation, channel.number());
+        }
+        is_complete
+    }
+
+    /// Delivers messages that the incarnation has stored after the last one that was received here. False if the store cannot tell.
+    pub(super) async fn deliver_stored(
+        &self,
+        channel: &Arc<Channel>,
+        incarnation: u64,
+        since: Duration,
+        may_go_on: impl FnOnce() -> bool,
+    ) -> bool {
+        let Some(local) = self.store() else { return false };
+        let sequence = channel.received_sequence(incarnation);
+        let behind = StoreBackfillQuery { key: channel.key().clone(), incarnation, sequence, since };
+        let Some(stored) = local.stored(behind).await else { return false };
+        self.hub.apply_store_backfill(
+            channel,
+            incarnation,
+            inbound::stored(channel.key(), stored),
+            may_go_on(),
+        );
+        true
+    }
+
+    /// True if the incarnation is in doubt or unreachable, and may be taking publishes.
+    fn may_be_publishing(&self, incarnation: u64) -> bool {
+        self.node_failures.lock().may_be_publishing(incarnation)
+            || self.unreachable.lock().unreachable().any(|unreachable| unreachable == incarnation)
+    }
+
+    /// True if messages of the incarnation may still come: it may be taking publishes, or it has an open stream to this node.
+    pub fn may_still_deliver(&self, incarnation: u64) -> bool {
+        self.may_be_publishing(incarnation) || self.node_failures.lock().has_open_streams(incarnation)
+    }
+
+    /// Marks the incarnation in doubt in these channels: no client is resumed there until it is known whether messages are missing.
+    fn mark_in_doubt_until_read(&self, incarnation: u64, numbers: &HashSet<u64>) {
+        let own = self.local_interest.lock();
+        let key_of = |number: &u64| Some((*number, own.get(number)?.key.clone()));
+        let doubted: Vec<_> = numbers.iter().filter_map(key_of).collect();
+        drop(own);
+        for (number, key) in doubted {
+            self.hub.mark_in_doubt_in(&key, number, incarnation, || true);
+        }
+    }
+
+    /// Returns those of these channels in which a down incarnation may have stored messages that are not here. It has confirmed none of
+    /// them, mostly since the link of a failed process and its streams do not end at the same moment, and then nothing is missing.
+    async fn incomplete_channels(
+        &self,
+        incarnation: u64,
+        since: Duration,
+        mut numbers: HashSet<u64>,
+    ) -> HashSet<u64> {
+        let Some(local) = self.store() else { return numbers };
+        let asked: Vec<_> = {
+            let own = self.local_interest.lock();
+            let of = |number: &u64| own.get(number).map(|own| (*number, own.key.clone(), own.let_in));
+            numbers.iter().filter_map(of).take(CHANNELS_MAX).collect()
+        };
+        let complete = stream::iter(asked)
+            .map(async |(number, key, let_in)| {
+                let channel = self.hub.live(&key).filter(|channel| channel.number() == number)?;
+                // The position of a resuming client may be that old.
+                let let_in = let_in.map_or(Duration::ZERO, |let_in| let_in.elapsed());
+                let since = since.max(let_in + self.hub.retention());
+                let sequence = channel.received_sequence(incarnation);
+                let stored = local.stored(StoreBackfillQuery { key, incarnation, sequence, since }).await?;
+                if stored.is_empty() {
+                    let may_go_on = self.may_be_publishing(incarnation);
+                    self.hub.apply_store_backfill(&channel, incarnation, Vec::new(), may_go_on);
+                }
+                stored.is_empty().then_some(number)
+            })
+            .buffer_unordered(READS_MAX)
+            .filter_map(std::future::ready)
+            .collect::<HashSet<u64>>()
+            .await;
+        numbers.retain(|number| !complete.contains(number));
+        numbers
+    }
+
+    /// Recovers from the failure of an incarnation: delivers its stored messages. In channels that cannot be read, or that the
+    /// incarnation never confirmed, clients are told of a continuity loss. If it `is_doubtful`, also reads channels in which nothing of
+    /// it was received. False without a shared store.
+    pub(super) fn recover(
+        &self,
+        (incarnation, since): (u64, Duration),
+        unheard: HashSet<u64>,
+        is_doubtful: bool,
+        leaves: LossEffect,
+    ) -> bool {
+        let Some(routing) = self.store().and_then(|_| self.this.upgrade()) else { return false };
+        if !is_doubtful {
+            self.mark_in_doubt_until_read(incarnation, &unheard);
+        }
+        self.tasks.spawn("recovery", OnStop::Cancel, async move {
+            let mut channels = routing.hub.channels_received_from(incarnation);
+            if is_doubtful {
+                channels.extend(routing.hub.channels_silent_from(incarnation));
+            }
+            channels.retain(|channel| !unheard.contains(&channel.number()));
+            // In unconfirmed channels it is not known from where on messages are missing.
+            let mut lacking = unheard;
+            if !is_doubtful {
+                lacking = routing.incomplete_channels(incarnation, since, lacking).await;
+            }
+            routing.hub.abandon_incarnation_in(incarnation, &lacking);
+            routing.restore_doubt(incarnation);
+            let mut lost = HashSet::new();
+            lost.extend(channels.iter().skip(CHANNELS_MAX).map(|channel| channel.number()));
+            channels.truncate(CHANNELS_MAX);
+            let count = channels.len();
+            let failed = stream::iter(channels)
+                .map(async |channel| {
+                    let is_complete = routing.complete_one(&channel, incarnation, since).await;
+                    (!is_complete).then(|| channel.number())
+                })
+                .buffer_unordered(READS_MAX)
+                .filter_map(std::future::ready)
+                .collect::<Vec<u64>>()
+                .await;
+            lost.extend(failed);
+            tracing::info!(channels = count, lost = lost.len(), "what a dead node had stored was read");
+            match leaves {
+                LossEffect::NotifyAttached => routing.hub.report_node_failure_in(&lost),
+                LossEffect::InvalidatePositions => routing.hub.abandon_incarnation_in(incarnation, &lost),
+            }
+        });
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use bytes::Bytes;
+    use futures_util::future::join_all;
+    use futures_util::poll;
+
+    use super::super::super::inbound::Inbound as _;
+    use super::super::super::link::PeerItem;
+    use super::super::GossipStatus;
+    use super::super::fixture::{PEER, RoutingTestNode};
+    use super::*;
+    use crate::hub::ResumeStart;
+    use crate::model::{ChannelName, ConnectionId, ForwardedParts};
+    use crate::testing::SharedLocal;
+
+    /// A node with a subscriber whose store settles `settles` times.
+    fn node(settles: usize) -> (RoutingTestNode, Arc<SharedLocal>) {
+        let (node, local) = (RoutingTestNode::new(), SharedLocal::new(settles, |_| None));
+        node.routing.set_local(Arc::clone(&local) as Arc<dyn LocalNode>);
+        node.is_attached_to();
+        (node, local)
+    }
+
+    #[tokio::test]
+    async fn requests_during_a_settle_share_the_next_settle() {
+        let (node, local) = node(0);
+        let settle = || node.routing.settle(&node.key);
+        let mut first = Box::pin(settle());
+        assert!(poll!(&mut first).is_pending());
+        while local.asked.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut later = Box::pin(join_all((0..20).map(|_| settle())));
+        assert!(poll!(&mut later).is_pending());
+        local.settling.add_permits(1);
+        assert!(first.await);
+        assert!(poll!(&mut later).is_pending(), "what they ask for begins after they asked");
+        local.settling.add_permits(1);
+        assert_eq!(later.await, [true; 20]);
+        assert_eq!(local.asked.load(Ordering::SeqCst), 2);
+    }
+
+    #[tokio::test]
+    async fn silent_peer_gets_one_settle_request_for_all_callers() {
+        let (node, _) = node(9);
+        node.finds_the_peer();
+        node.has_a_link();
+        let begun = Instant::now();
+        let settled = join_all((0..20).map(|_| node.routing.settle(&node.key))).await;
+        assert_eq!(settled, [false; 20]);
+        assert!(begun.elapsed() < 2 * SETTLE_WAIT);
+        let is_asking =
+            |item: &PeerItem| (0..99).any(|number| *item == PeerItem::request(number, &PeerRequest::Settle));
+        assert_eq!(node.says().iter().filter(|item| is_asking(item)).count(), 1);
+    }
+
+    #[tokio::test]
+    async fn settle_fails_if_peer_or_local_store_does_not_settle() {
+        for (answer, local_settles, is_settled) in [
+            (Some(PeerAnswer::Done), 1, true),
+            (Some(PeerAnswer::Done), 0, false),
+            (Some(PeerAnswer::Unknown), 1, false),
+            (None, 1, false),
+        ] {
+            let (node, _) = node(local_settles);
+            node.finds_the_peer();
+            node.has_a_link();
+            let answers = async {
+                // Answers all numbers, since that of the request is not known.
+                for number in (1..20).cycle().take(1_900) {
+                    match answer.clone() {
+                        Some(answer) => node.routing.answer_received(&node.peer, number, answer),
+                        None => node.routing.link(&node.peer, false),
+                    }
+                    node.says_joined(0, number, Vec::new());
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let (settled, ()) = tokio::join!(node.routing.settle(&node.key), answers);
+            assert_eq!(settled, is_settled, "{answer:?} {local_settles}");
+        }
+    }
+
+    /// A node with a down peer that was received up to sequence 5.
+    fn with_a_dead_one(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>) -> RoutingTestNode {
+        let node = RoutingTestNode::new();
+        node.routing.set_local(SharedLocal::new(9, stored));
+        node.finds_the_peer();
+        node.has_a_link();
+        node.is_attached_to();
+        let gone = Stamp { incarnation: 99, sequence: 4 };
+        node.says_joined(5, 0, vec![gone]);
+        node.says_joined(5, 1, vec![Stamp { sequence: 6, ..gone }]);
+        node.loses_the_peer();
+        node
+    }
+
+    /// An incarnation behind a partition may take publishes, so one read is not enough.
+    #[tokio::test]
+    async fn of_a_run_that_may_go_on_it_is_read_each_time() {
+        for (is_whole, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
+            let node = RoutingTestNode::new();
+            node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
+            node.sees_the_peer_die(is_whole);
+            let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+            let nothing = Serial::default();
+            let complete = || node.routing.complete_from_store(&node.key, &nothing);
+            complete().await.expect("it is read");
+            assert_eq!(complete().await, Some(read_again.clone()));
+            assert_eq!(channel.is_in_doubt_except(&[]), !is_whole);
+            assert!(!channel.is_in_doubt_except(&[PEER]));
+            node.routing.update_node_failures(&[]);
+            let is_sure = async {
+                while channel.is_in_doubt_except(&[]) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(SETTLE_WAIT, is_sure).await.expect("it does not go on");
+        }
+    }
+
+    fn one_row(behind: &StoreBackfillQuery) -> Option<Vec<ForwardedParts>> {
+        let connection_id = ConnectionId::from_bytes([7; 16]);
+        let StoreBackfillQuery { incarnation, sequence, .. } = *behind;
+        let (first, last) = (sequence + 1, sequence + 1);
+        let messages = vec![Bytes::from_static(b"{}")];
+        Some(vec![ForwardedParts {
+            incarnation,
+            first,
+            last,
+            timestamp_ms: 1,
+            connection_id,
+            client_id: None,
+            messages,
+            bytes: 2,
+        }])
+    }
+
+    /// The attach barrier opened while there was no link to the peer, which lived on for a moment.
+    #[tokio::test]
+    async fn down_peer_rows_decide_resume_if_its_position_was_unknown() {
+        let status = |is_dead| GossipStatus {
+            incarnation: PEER,
+            is_down: is_dead,
+            has_clients: true,
+            ..GossipStatus::default()
+        };
+        let nothing: fn(&StoreBackfillQuery) -> _ = |_| Some(Vec::new());
+        for (stored, resumes) in [(nothing, true), (one_row, false), (|_: &StoreBackfillQuery| None, false)] {
+            let node = RoutingTestNode::new();
+            node.routing.set_local(SharedLocal::new(9, stored));
+            node.finds_the_peer();
+            node.has_a_link();
+            node.routing.stream_opened(&node.peer, 0);
+            node.routing.update_node_failures(&[status(false)]);
+            node.loses_its_links();
+            // Items of the peer still come.
+            while node.routing.node_failures.lock().is_ending(PEER) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            node.is_attached_to();
+            let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+            let position = channel.position().serial();
+            node.routing.stream_ended(&node.peer, 0, true);
+            node.routing.update_node_failures(&[status(true)]);
+            assert!(channel.is_in_doubt_except(&[]), "until it is read");
+            let is_sure = async {
+                while channel.is_in_doubt_except(&[]) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            tokio::time::timeout(SETTLE_WAIT, is_sure).await.expect("it is read");
+            let start = node.routing.hub.resume_start(&node.key, &position);
+            assert_eq!(start == ResumeStart::Live, resumes, "{start:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn resume_fails_over_down_incarnation_that_store_cannot_read() {
+        let node = with_a_dead_one(|_| None);
+        assert_eq!(node.routing.complete_from_store(&node.key, &Serial::single(PEER, 5)).await, None);
+        let node = with_a_dead_one(|behind| {
+            assert_eq!((behind.incarnation, behind.sequence), (PEER, 5));
+            Some(Vec::new())
+        });
+        assert_eq!(
+            node.routing.complete_from_store(&node.key, &Serial::single(PEER, 5)).await,
+            Some(vec![PEER])
+        );
+        let channel = node.routing.hub.live(&node.key).expect("it is attached to");
+        assert_eq!(channel.position().serial().sequence_of(99), Some(6), "others have heard so much of it");
+        let other_key = ChannelKey::new(node.key.account().clone(), ChannelName::of("other"));
+        assert_eq!(node.routing.complete_from_store(&other_key, &Serial::default()).await, None);
+    }
+}

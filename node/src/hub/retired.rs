@@ -1,0 +1,129 @@
+//! Retired incarnations: nobody can resume from them any more, so clients need not keep them in their serials.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use fanfare_proto::serial::Serial;
+
+use super::channel_position::ChannelPosition;
+use super::channels::{Channel, Hub, State};
+use crate::model::Stamp;
+
+/// Bound of the retired incarnations that a channel remembers. A serial that names others is not resumed.
+const INCARNATIONS_MAX: usize = 64;
+
+/// The last sequences of retired incarnations, which positions of the channel no longer name.
+#[derive(Debug, Default)]
+pub(super) struct RetiredPositions(Option<Box<RetiredSequences>>);
+
+#[derive(Debug, Default)]
+struct RetiredSequences {
+    sequences: Serial,
+    /// Own sequence from which the channel's positions do not name the retired incarnations.
+    since: u64,
+}
+
+impl RetiredPositions {
+    /// Removes these incarnations from the channel's position and reserves a sequence without a message, which separates later positions
+    /// from earlier ones.
+    fn retire(&mut self, mark: &mut ChannelPosition, runs: &[u64]) {
+        let Some(others) = &mark.others else { return };
+        let is_gone = |run: &u64| runs.contains(run);
+        if !others.entries().iter().any(|(run, _)| is_gone(run)) {
+            return;
+        }
+        let gone = self.0.get_or_insert_default();
+        let mut kept = Serial::default();
+        for (run, sequence) in others.entries().iter().copied() {
+            if !is_gone(&run) {
+                kept.advance(run, sequence);
+            } else if gone.sequences.entries().len() < INCARNATIONS_MAX {
+                gone.sequences.advance(run, sequence);
+            }
+        }
+        mark.others = Some(Arc::new(kept));
+        mark.own.sequence += 1;
+        gone.since = mark.own.sequence;
+    }
+
+    /// Adds the retired sequences to a position that was given out after their removal.
+    pub(super) fn complete(&self, position: &Serial, own: u64) -> Serial {
+        match &self.0 {
+            Some(gone) if position.covers_one(own, gone.since) => position.join(&gone.sequences),
+            _ => position.clone(),
+        }
+    }
+
+    /// The position `here` with the retired incarnations added.
+    pub(super) fn join_into(&self, here: &Serial) -> Serial {
+        self.0.as_ref().map_or_else(|| here.clone(), |gone| here.join(&gone.sequences))
+    }
+
+    fn contains(&self, run: u64) -> bool {
+        self.0.as_ref().is_some_and(|gone| gone.sequences.sequence_of(run).is_some())
+    }
+
+    pub(super) fn includes(&self, stamp: Stamp) -> bool {
+        self.0.as_ref().is_some_and(|gone| gone.sequences.covers_one(stamp.incarnation, stamp.sequence))
+    }
+}
+
+impl State {
+    /// Whether a message was delivered here, does not exist (a sequence gap by design), or is of a retired incarnation.
+    pub(super) fn accounts_for(&self, stamp: Stamp) -> bool {
+        let is_without = self.contiguous.up_to(stamp.incarnation) >= Some(stamp.sequence);
+        self.position.includes(stamp) || self.retired.includes(stamp) || is_without
+    }
+
+    /// Whether this node has received a message of the incarnation, or its announcement that it forwards the channel.
+    pub(super) fn knows_incarnation(&self, run: u64) -> bool {
+        let is_received =
+            self.position.others.as_ref().is_some_and(|others| others.sequence_of(run).is_some());
+        is_received
+            || self.retired.contains(run)
+            || self.contiguous.contains(run)
+            || run == self.position.own.incarnation
+    }
+}
+
+impl Hub {
+    /// Incarnations of other nodes that a position names or that forward a channel.
+    pub fn known_incarnations(&self) -> HashSet<u64> {
+        let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
+        let mut runs = HashSet::new();
+        for channel in &channels {
+            let state = channel.state.lock();
+            runs.extend(state.contiguous.incarnations());
+            if let Some(others) = &state.position.others {
+                runs.extend(others.entries().iter().map(|(run, _)| *run));
+            }
+        }
+        runs
+    }
+
+    /// Retires incarnations that ended so long ago that every client that can still resume has all their messages.
+    pub fn retire_incarnations(&self, runs: &[u64]) {
+        for channel in &self.all() {
+            let state = &mut *channel.state.lock();
+            // The serial of a client that comes from there may include a sequence gap by design.
+            let known = |run: &u64| state.contiguous.up_to(*run).map(|sequence| (*run, sequence));
+            let known: Vec<(u64, u64)> = runs.iter().filter_map(known).filter(|(_, of)| *of > 0).collect();
+            if !known.is_empty() || runs.iter().any(|run| state.has_received_from(*run)) {
+                self.ensure_replay_buffer(state);
+            }
+            for (incarnation, sequence) in known {
+                let stamp = Stamp { incarnation, sequence };
+                if !state.position.includes(stamp) {
+                    state.position.receive(stamp, 0);
+                }
+            }
+            let before = state.position.own.sequence;
+            state.retired.retire(&mut state.position, runs);
+            if state.position.own.sequence > before {
+                self.has_unannounced_gap.store(true, Ordering::SeqCst);
+            }
+            runs.iter().for_each(|run| state.contiguous.remove(*run));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Names that a stranger can read: one word for each idea, and one type for each name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::source::{self, Tree, is_ident, line_of, words};
+
+/// The page whose tables say which word is used, and in their last column, in backticks, which parts of names are refused for it.
+const PAGE: &str = "docs/glossary.md";
+/// Names of types that many modules may have.
+const SHARED: [&str; 4] = ["Error", "State", "Options", "Config"];
+const KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "type", "union"];
+
+/// Refused part of a name → the word to use.
+pub(crate) struct Glossary(BTreeMap<String, String>);
+
+impl Glossary {
+    pub(crate) fn parse(page: &str) -> Self {
+        let rows = page.lines().filter(|line| line.starts_with('|'));
+        let mut refused = BTreeMap::new();
+        for row in rows {
+            let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [word, .., old] = cells[..] else { continue };
+            refused.extend(old.split('`').skip(1).step_by(2).map(|old| (old.to_owned(), word.to_owned())));
+        }
+        assert!(!refused.is_empty(), "{PAGE} refuses no name");
+        Self(refused)
+    }
+
+    pub(crate) fn of(tree: &Tree) -> Self {
+        Self::parse(&tree.text(PAGE))
+    }
+
+    /// Names of items that hold a refused part, in all Rust code.
+    pub(crate) fn check(&self, tree: &Tree) -> Vec<String> {
+        let mut findings = Vec::new();
+        for (path, text) in tree.rust_files() {
+            let code = source::code_only(text);
+            let mut seen = BTreeSet::new();
+            for (at, name) in identifiers(&code) {
+                let Some((part, word)) = self.fault_of(name) else { continue };
+                if seen.insert(name) {
+                    let line = line_of(&code, at);
+                    findings.push(format!(
+                        "{path}:{line}: `{name}` has \"{part}\", the glossary says \"{word}\""
+                    ));
+                }
+            }
+        }
+        findings
+    }
+
+    /// A refused part is one or several whole words of the name.
+    fn fault_of(&self, name: &str) -> Option<(&str, &str)> {
+        let name = format!("_{}_", snake(name));
+        let fault = self.0.iter().find(|(part, _)| name.contains(&format!("_{part}_")));
+        fault.map(|(part, word)| (part.as_str(), word.as_str()))
+    }
+}
+
+fn identifiers(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut at = 0;
+    code.split(|letter: char| !letter.is_ascii() || !is_ident(letter as u8)).filter_map(move |name| {
+        let start = at + code[at..].find(name)?;
+        at = start + name.len();
+        name.starts_with(|letter: char| letter.is_ascii_alphabetic() || letter == '_')
+            .then_some((start, name))
+    })
+}
+
+/// `peer_stream` for `PeerStream`, `PEER_STREAM` and `peer_stream`.
+fn snake(name: &str) -> String {
+    let mut snake = String::new();
+    let mut is_low = false;
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && is_low {
+            snake.push('_');
+        }
+        is_low = letter.is_ascii_lowercase() || letter.is_ascii_digit();
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
+}
+
+/// Types of the node that share a name with another one.
+pub(crate) fn check_types(tree: &Tree) -> Vec<String> {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (path, text) in tree.rust_files().filter(|(path, _)| path.starts_with("node/src/")) {
+        let code = source::code_only(text);
+        for (at, name) in types(&code) {
+            places.entry(name.to_owned()).or_default().push(format!("{path}:{}", line_of(&code, at)));
+        }
+    }
+    let shared = places.into_iter().filter(|(name, at)| at.len() > 1 && !SHARED.contains(&name.as_str()));
+    shared.map(|(name, at)| format!("`{name}` is the name of several types: {}", at.join(", "))).collect()
+}
+
+/// Definitions of types, but not the associated types of a trait or its implementations, which are indented `type`s.
+fn types(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    KEYWORDS.iter().flat_map(move |keyword| {
+        words(code, keyword).filter_map(move |at| {
+            let rest = code[at + keyword.len()..].strip_prefix(' ')?;
+            let name = rest.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next()?;
+            let line = &code[code[..at].rfind('\n').map_or(0, |end| end + 1)..at];
+            let is_associated = *keyword == "type" && line.starts_with(' ');
+            (!name.is_empty() && !is_associated).then_some((at, name))
+        })
+    })
+}
+
+#[test]
+fn names_that_the_glossary_refuses_are_found() {
+    let page = "| word | meaning | not |\n|---|---|---|\n| peer stream | a stream | `lane`, an idle lane |\n| local offset | - | `spot` |";
+    let glossary = Glossary::parse(page);
+    let tree = Tree::of_samples(&[
+        (
+            "a.rs",
+            "struct PeerLane; fn lane_of(spot: u8) {} // lane\nconst S: &str = \"spot\"; fn airplanes() {}",
+        ),
+        ("b.md", "lane"),
+    ]);
+    let findings = glossary.check(&tree);
+    assert_eq!(
+        findings,
+        [
+            "a.rs:1: `PeerLane` has \"lane\", the glossary says \"peer stream\"",
+            "a.rs:1: `lane_of` has \"lane\", the glossary says \"peer stream\"",
+            "a.rs:1: `spot` has \"spot\", the glossary says \"local offset\"",
+        ]
+    );
+}
+
+#[test]
+fn types_of_one_name_are_found() {
+    let tree = Tree::of_samples(&[
+        (
+            "node/src/a.rs",
+            "struct Answer;\nenum Error {}\nimpl X for Answer {\n    type Out = ();\n}\ntype Found = u8;",
+        ),
+        (
+            "node/src/b.rs",
+            "pub trait Answer {\n    type Out;\n}\nstruct Error;\nstruct Other; // struct Found",
+        ),
+        ("benches/src/c.rs", "struct Other;"),
+    ]);
+    assert_eq!(
+        check_types(&tree),
+        ["`Answer` is the name of several types: node/src/a.rs:1, node/src/b.rs:1"]
+    );
+}
