@@ -298,7 +298,7 @@ impl App {
             )
         };
         if tokio::time::timeout(time.for_step(), left).await.is_err() {
-            tracing::warn!("not all who had ended their connection have left");
+            tracing::warn!("presence leaves incomplete at stop");
         }
         self.outbox.stop(time.for_step()).await;
         self.meter.finish(time.for_step()).await;
@@ -306,7 +306,7 @@ impl App {
         // Acknowledged messages are on the disk already, so a disk that hangs is not waited for.
         let shutdown = tokio::task::spawn_blocking(move || store.shutdown());
         if !matches!(tokio::time::timeout(time.for_step(), shutdown).await, Ok(Ok(()))) {
-            tracing::error!("the store did not shut down");
+            tracing::error!("store shutdown incomplete");
         }
         cluster::say_goodbye(self.publisher.routing(), self.membership.as_ref(), time.for_step()).await;
         self.last_tasks.stop(time.for_step()).await;

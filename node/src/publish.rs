@@ -303,7 +303,7 @@ impl PublisherInner {
             }
             Err(StoreError::Busy) => request.refuse(PublishError::Busy, done),
             Err(error) => {
-                tracing::warn!(target: RATE_LIMITED, %error, "ids could not be looked up");
+                tracing::warn!(target: RATE_LIMITED, %error, "message id lookup failed");
                 request.refuse(PublishError::Unavailable, done);
             }
         };
@@ -341,7 +341,7 @@ impl PublisherInner {
                     if retention_hours.is_some() && !inner.missed.swap(true, Ordering::SeqCst) {
                         inner.has_missed.notify_one();
                     }
-                    tracing::warn!(target: RATE_LIMITED, %error, "a publish was not stored");
+                    tracing::warn!(target: RATE_LIMITED, %error, "publish not stored");
                     answer.fail(PublishError::Unavailable);
                 }
             });

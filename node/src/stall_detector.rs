@@ -84,7 +84,7 @@ impl StallDetector {
             self.stalled.cancel();
             if is_first {
                 // Last, since the thread that reads the log may be stalled as well.
-                tracing::warn!(paused_ms, "this node stood still as a whole");
+                tracing::warn!(paused_ms, "process stall detected");
             }
             return true;
         }

@@ -106,7 +106,7 @@ impl Tasks {
         let joined = tokio::task::spawn_blocking(move || {
             for (name, thread) in threads {
                 if thread.join().is_err() {
-                    tracing::error!(thread = name, "thread had panicked");
+                    tracing::error!(thread = name, "thread panicked");
                 }
             }
         });

@@ -53,20 +53,20 @@ const SECONDS: [f64; 14] =
 const COUNTERS: [(&str, &str); 8] = [
     (
         LINES_DROPPED,
-        "Lines of the log dropped, since nobody read those before, or that could not be written",
+        "Lines of the log dropped by a reader that is gone or too slow, or that could not be written",
     ),
     ("fanfare_published_messages_total", "Messages acknowledged"),
     ("fanfare_deliveries_total", "Messages handed to a socket"),
     ("fanfare_slow_consumers_total", "Connections ended because they did not read"),
     ("fanfare_connection_limit_refusals_total", "Connections refused for the ceiling of their tenant"),
-    ("fanfare_directory_errors_total", "Readings of the directory file that were not taken"),
-    ("fanfare_peer_queue_overflows_total", "Times that all that waited for a lane of a peer was dropped"),
-    ("fanfare_peer_continuity_lost_total", "Times that something a peer had for this node was lost"),
+    ("fanfare_directory_errors_total", "Readings of the directory file that were refused"),
+    ("fanfare_peer_queue_overflows_total", "Times that the whole queue of a peer was dropped"),
+    ("fanfare_peer_continuity_lost_total", "Times that items of a peer for this node were lost"),
 ];
 const GAUGES: [(&str, &str); 4] = [
     ("fanfare_socket_connections", "Open realtime sockets"),
     ("fanfare_io_uring_shards", "Threads that write to many sockets with one call of the kernel"),
-    ("fanfare_directory_generation", "Rises when a changed directory file is taken"),
+    ("fanfare_directory_generation", "Rises when a changed directory file is applied"),
     ("fanfare_directory_stale", "1 while the directory file was refused and an earlier one is in use"),
 ];
 
@@ -178,7 +178,7 @@ fn install_recorder() -> PrometheusHandle {
         .build_recorder();
     let handle = recorder.handle();
     if metrics::set_global_recorder(recorder).is_err() {
-        tracing::warn!("the process has another metrics recorder, /metrics stays empty");
+        tracing::warn!("another metrics recorder is installed: /metrics stays empty");
     }
     for (name, help) in COUNTERS {
         metrics::describe_counter!(name, help);

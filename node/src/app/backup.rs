@@ -117,7 +117,7 @@ pub(super) fn unknown_until_ms(config: &Config, clock: &Clock) -> Result<u64, St
         tracing::warn!(
             lost_s = lost_ms / 1_000,
             token_requests_after_s = left_ms / 1_000,
-            "data folder restored from a backup: revocations of the lost time are unknown here and must be made again"
+            "data folder restored from a backup: revocations made since then are missing"
         );
     }
     Ok(until_ms)

@@ -56,7 +56,7 @@ pub(super) fn begin(clock: &Clock, data_dir: &Path, hold_ms: u64, tasks: &Tasks)
     let now_ms = clock.now_ms();
     if stored_ms > now_ms.saturating_add(STEP_MS) {
         let by_s = (stored_ms - now_ms) / 1_000;
-        tracing::warn!(by_s, "the newest stored row is ahead of the system clock: timestamps go on from there until it has passed");
+        tracing::warn!(by_s, "newest stored row is ahead of the system clock");
     }
     tell(&ClockState::default(), &clock.state(), hold_ms);
     let keeper = Arc::new(ClockRecorder { clock: clock.clone(), data_dir: data_dir.to_owned(), boot });
@@ -108,19 +108,19 @@ fn tell(before: &ClockState, state: &ClockState, hold_ms: u64) {
                     target: RATE_LIMITED,
                     ahead_s,
                     hold_s,
-                    "the system clock has stepped: nothing expires by its new time until that has held"
+                    "system clock stepped: expiry on hold"
                 ),
                 ClockStepCause::Away => {
-                    tracing::info!(ahead_s, hold_s, "this machine has booted since the node ran: nothing expires by the system clock until it has held")
+                    tracing::info!(ahead_s, hold_s, "machine rebooted since the last start: expiry on hold")
                 }
             }
         }
         (Some((ahead_ms, _)), None) => {
             let ahead_s = ahead_ms / 1_000;
-            tracing::info!(ahead_s, "the system clock and the time by which rows expire are one again");
+            tracing::info!(ahead_s, "expiry follows the system clock again");
         }
         _ if steps > 0 => {
-            tracing::warn!(target: RATE_LIMITED, steps, "the system clock has stepped, and gone back: nothing has expired by it");
+            tracing::warn!(target: RATE_LIMITED, steps, "system clock stepped and returned");
         }
         _ => {}
     }
@@ -139,7 +139,7 @@ fn read(data_dir: &Path) -> Option<ClockFile> {
         read => read,
     };
     let kept = text.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::from));
-    kept.inspect_err(|error| tracing::warn!(%error, file = %file.display(), "the kept time was not read")).ok()
+    kept.inspect_err(|error| tracing::warn!(%error, file = %file.display(), "clock file not read")).ok()
 }
 
 impl ClockRecorder {
@@ -153,7 +153,7 @@ impl ClockRecorder {
             away: is_away,
         };
         if let Err(error) = write(&self.data_dir, &kept) {
-            tracing::warn!(target: RATE_LIMITED, %error, "the time was not kept in the data folder");
+            tracing::warn!(target: RATE_LIMITED, %error, "clock file not written");
         }
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn bind(config: &Config) -> Result<Option<BoundGossip>, StartError> {
         return Ok(None);
     };
     if is_open_to_all(key) {
-        tracing::warn!(file = %key.display(), "everybody on this machine can read the cluster key");
+        tracing::warn!(file = %key.display(), "cluster key file is readable by all users");
     }
     let key =
         ClusterKey::open(key).map_err(StartError::at("cannot use the cluster key (--cluster-key-file)"))?;
@@ -227,15 +227,15 @@ impl LocalNode for NodeServices {
     }
 
     fn claim_nonce(&self, nonce: Nonce) -> NodeFuture<Option<bool>> {
-        of_store("a nonce of a peer was not stored", self.store.claim_nonce(nonce))
+        of_store("nonce claim of a peer not stored", self.store.claim_nonce(nonce))
     }
 
     fn nonces(&self, after: Option<Box<[u8]>>) -> NodeFuture<Option<NoncePage>> {
-        of_store("the nonces could not be read", self.store.nonces(after))
+        of_store("nonces not read from the store", self.store.nonces(after))
     }
 
     fn keep_nonces(&self, nonces: Vec<ClaimedNonce>) -> NodeFuture<Option<()>> {
-        of_store("the nonces of a peer were not stored", self.store.keep_nonces(nonces))
+        of_store("nonces of a peer not stored", self.store.keep_nonces(nonces))
     }
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>) -> NodeFuture<Option<Vec<Option<Stamp>>>> {
@@ -254,7 +254,7 @@ impl LocalNode for NodeServices {
         let new = match self.auth.take_revocations(revocations) {
             Ok(new) => new,
             Err(error) => {
-                tracing::error!(%error, "a revocation of another node is not in force here");
+                tracing::error!(%error, "revocation from a peer not applied");
                 return Box::pin(std::future::ready(None));
             }
         };
@@ -268,7 +268,7 @@ impl LocalNode for NodeServices {
             let failed = futures_util::future::join_all(stored).await.into_iter().find_map(Result::err);
             failed.map_or(Ok(()), Err)
         };
-        of_store("a revocation of another node was not stored", Box::pin(kept))
+        of_store("revocation from a peer not stored", Box::pin(kept))
     }
 
     fn revocations(&self) -> Vec<Revocation> {
@@ -277,7 +277,7 @@ impl LocalNode for NodeServices {
 
     fn queues_changed(&self) -> NodeFuture<Option<()>> {
         let Some(queues) = self.queues.clone() else { return Box::pin(std::future::ready(Some(()))) };
-        of_store("the queues in the store were not read", Box::pin(async move { queues.refresh().await }))
+        of_store("queue definitions not read from the store", Box::pin(async move { queues.refresh().await }))
     }
 
     fn is_store_shared(&self) -> bool {
@@ -289,7 +289,7 @@ impl LocalNode for NodeServices {
         let is_announced =
             self.store.announced_policies() == Some(self.accounts.current().history_policies());
         match self.store.is_shared() && is_announced {
-            true => of_store("the store is not settled", self.store.flush()),
+            true => of_store("store flush barrier failed", self.store.flush()),
             false => Box::pin(std::future::ready(None)),
         }
     }
@@ -304,7 +304,7 @@ impl LocalNode for NodeServices {
         Box::pin(async move {
             let written = tokio::task::spawn_blocking(move || keeper.write(turn, &nodes, now_ms)).await;
             if let Ok(Err(error)) = written {
-                tracing::warn!(%error, "the nodes that were seen were not kept");
+                tracing::warn!(%error, "peer list not written");
             }
         })
     }
@@ -327,7 +327,7 @@ pub(super) async fn hand_off(routing: Option<&Arc<Routing>>, wait: Duration) {
     let Some(routing) = routing else { return };
     let until = tokio::time::Instant::now() + wait;
     if tokio::time::timeout_at(until, routing.hand_nonces_over()).await.is_err() {
-        tracing::warn!("not all nonces were handed over");
+        tracing::warn!("nonce handoff incomplete");
     }
     // Channels of the clients that stayed to the end. The rest is announced with the goodbye.
     tokio::time::timeout_at(until, routing.hand_off_channels()).await.ok();

@@ -71,12 +71,12 @@ pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Stop
     if tokio::time::timeout(left, async { tokio::join!(routing.hand_off_channels(), gone) }).await.is_err() {
         tracing::warn!(
             connections = shards.connection_count(),
-            "not all clients have gone elsewhere in time"
+            "drain deadline passed: clients still connected"
         );
     }
     // Channels attached to since, and those taken over from a node that has ended since.
     if tokio::time::timeout(time.until_fifths(4), routing.hand_off_channels()).await.is_err() {
-        tracing::warn!("not all channels were taken over in time");
+        tracing::warn!("drain deadline passed: channel handoff incomplete");
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) async fn begin_incarnation(
                 error,
             ));
         }
-        tracing::error!(%error, "nobody can be resumed from the runs before");
+        tracing::error!(%error, "previous incarnations not read: their clients cannot resume");
         Ok((Vec::new(), None))
     })
 }
@@ -76,7 +76,7 @@ async fn written_down(ask: &mpsc::Sender<PolicyChange>, policies: u64) {
         Some(())
     };
     if !matches!(tokio::time::timeout(CHANGE_WAIT, written).await, Ok(Some(()))) {
-        tracing::error!("a change of what is kept takes effect before it is written down");
+        tracing::error!("history policy change applied before it was stored");
     }
 }
 
@@ -126,7 +126,7 @@ async fn record_changes(
                 Ok(_) => (recorded, is_failing, pause) = (Some(kept), false, Duration::ZERO),
                 Err(error) => {
                     if !std::mem::replace(&mut is_failing, true) {
-                        tracing::error!(%error, "what is kept of this run is not written down");
+                        tracing::error!(%error, "history policies of this incarnation not stored");
                     }
                     pause = AGAIN;
                     continue;

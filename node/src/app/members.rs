@@ -34,7 +34,7 @@ pub(super) async fn restore(
     if !connections.is_empty() {
         tracing::info!(
             connections = connections.len(),
-            "members of the former run have their grace"
+            "presence members restored: presence timeout started"
         );
     }
     Ok(connections)

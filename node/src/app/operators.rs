@@ -126,11 +126,11 @@ impl Operators {
                 tell_ready(|| (operators.has_met)(), &facts).await;
                 let is_alone = members.borrow().0.is_empty();
                 if is_alone && seeds.is_empty() {
-                    tracing::info!("without seeds this node serves alone until another one finds it");
+                    tracing::info!("no seeds configured: serving as a single node");
                 } else if is_alone {
                     tracing::warn!(
                         seeds,
-                        "no seed has answered, so this node serves alone until one does: a seed is where another node has its gossip, and --cluster-key-file is the same on all"
+                        "no seed answered, serving as a single node: check --seed (gossip addresses) and --cluster-key-file"
                     );
                 }
                 let routing = operators.routing.as_ref();

@@ -153,7 +153,7 @@ impl NodeOutbox {
             if self.is_needed()
                 && let Err(error) = self.open_now().await
             {
-                tracing::error!(target: RATE_LIMITED, %error, "the outbox cannot be opened");
+                tracing::error!(target: RATE_LIMITED, %error, "outbox open failed");
             }
         }
         loop {
@@ -179,11 +179,11 @@ impl NodeOutbox {
         let Some(outbox) = self.opened.get().cloned() else { return };
         let left = outbox.drain(within).await;
         if left > 0 {
-            tracing::warn!(events = left, "events are left in the outbox, and are sent after the next start");
+            tracing::warn!(events = left, "undelivered events left in the outbox");
         }
         let ended = tokio::task::spawn_blocking(move || outbox.shutdown());
         if !matches!(tokio::time::timeout(within, ended).await, Ok(Ok(()))) {
-            tracing::error!("the outbox did not shut down");
+            tracing::error!("outbox shutdown incomplete");
         }
     }
 }

@@ -52,7 +52,7 @@ pub(super) async fn follow(
                     Err(error) if named.contains(&*name) => {
                         // A lasting failure is logged once, not for each attempt.
                         if logged.insert(name.clone()) {
-                            tracing::warn!(address = name, %error, "a peer cannot be looked up");
+                            tracing::warn!(address = name, %error, "peer name lookup failed");
                         }
                         failed.insert(name);
                     }

@@ -45,7 +45,7 @@ pub(super) async fn open(
         tasks.spawn("broker connections", OnStop::Cancel, queues.clone().watch_connections());
         tasks.spawn("queues on the broker", OnStop::Cancel, queues.clone().keep_up());
     } else if !queues.catalog().is_empty() {
-        tracing::warn!("account has queues and this node has no broker (--amqp-url): what they are owed waits");
+        tracing::warn!("queues defined, but this node has no broker (--amqp-url): their events wait");
     }
     Ok(Some(queues))
 }

@@ -26,7 +26,7 @@ pub(super) async fn rebalance(routing: Option<&Routing>, shards: &Shards) -> Reb
         tracing::info!(
             connections = rebalanced.connections,
             asked = rebalanced.asked,
-            "asked some to go elsewhere"
+            "rebalancing: clients asked to reconnect"
         );
         shards.ask_to_reconnect(usize::try_from(rebalanced.asked).unwrap_or(usize::MAX), SPREAD);
     }

@@ -147,7 +147,7 @@ impl StoppedOutbox {
             store.map(|store| store.shutdown())
         });
         if closed.await.is_err() {
-            tracing::error!("the outbox did not shut down");
+            tracing::error!("outbox shutdown incomplete");
         }
     }
 }

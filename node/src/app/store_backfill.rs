@@ -36,7 +36,7 @@ pub(super) async fn read_backfill(
     }
     let kept = store.recent_policies().await;
     let kept = kept
-        .inspect_err(|error| tracing::warn!(%error, "what a dead node kept was not read"))
+        .inspect_err(|error| tracing::warn!(%error, "store backfill failed: history policies not read"))
         .ok()?;
     let (mut kept, run) = (kept, behind.incarnation);
     kept.retain(|(of, _)| *of == run);
@@ -65,7 +65,7 @@ pub(super) async fn read_backfill(
     loop {
         let page = store.read(query.clone()).await;
         let page =
-            page.inspect_err(|error| tracing::warn!(%error, "what a dead node stored was not read"));
+            page.inspect_err(|error| tracing::warn!(%error, "store backfill failed: messages not read"));
         let page = page.ok()?;
         seen += page.rows.len();
         let mut of_run = page.rows.iter().filter(|row| row.position.incarnation == behind.incarnation);
@@ -90,7 +90,7 @@ pub(super) async fn read_backfill(
 /// Parses a stored row; none for a foreign one.
 fn parts(row: &HistoryRow) -> Option<ForwardedParts> {
     let record = read_record(&row.json)
-        .inspect_err(|error| tracing::error!(%error, "a stored record cannot be read"))
+        .inspect_err(|error| tracing::error!(%error, "stored record cannot be decoded"))
         .ok()?;
     let (name, client_id) = (record.name.as_deref(), record.client_id.as_deref());
     let message = MessageOut { id: &record.id, name, data: record.data, extras: record.extras };

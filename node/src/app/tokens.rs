@@ -62,10 +62,10 @@ pub(super) async fn follow_revocations(store: Arc<dyn HistoryStore>, auth: Arc<A
         match revoked_tokens(&store).await.map(|revoked| auth.take_revocations(revoked)) {
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::error!(target: RATE_LIMITED, %error, "a revocation in the store is not in force here");
+                tracing::error!(target: RATE_LIMITED, %error, "revocation from the store not applied");
             }
             Err(error) => {
-                tracing::warn!(target: RATE_LIMITED, %error, "the revocations in the store were not read");
+                tracing::warn!(target: RATE_LIMITED, %error, "revocations not read from the store");
             }
         }
     }
@@ -110,11 +110,11 @@ async fn in_time<T>(
     match tokio::time::timeout(wait, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => {
-            tracing::warn!(target: RATE_LIMITED, what, %error, "not stored");
+            tracing::warn!(target: RATE_LIMITED, what, %error, "token write failed");
             Err(TokenStoreError)
         }
         Err(_) => {
-            tracing::warn!(target: RATE_LIMITED, what, "not stored in time");
+            tracing::warn!(target: RATE_LIMITED, what, "token write timed out");
             Err(TokenStoreError)
         }
     }

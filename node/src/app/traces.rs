@@ -13,7 +13,7 @@ pub(super) fn begin(config: &Config, node_id: &str, last_tasks: &Tasks) -> Resul
     let tls = client_tls().map_err(StartError::at(DOING))?;
     let collector = Collector::new(url, tls).map_err(StartError::at(DOING))?;
     let Some(exporter) = traces::begin(collector, config.trace_sample_ratio, node_id) else {
-        tracing::warn!("another node of this process traces already");
+        tracing::warn!("tracing already started in this process");
         return Ok(());
     };
     last_tasks.spawn("traces", OnStop::Finish, exporter.run(last_tasks.stopping()));

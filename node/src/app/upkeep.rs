@@ -61,7 +61,7 @@ async fn sweep_replay_buffers(hub: Arc<Hub>, window_ms: u64) {
         tokio::time::sleep(every).await;
         let hub = Arc::clone(&hub);
         if tokio::task::spawn_blocking(move || hub.sweep()).await.is_err() {
-            tracing::error!("the rings were not swept");
+            tracing::error!("replay buffer sweep failed");
         }
     }
 }
@@ -84,7 +84,7 @@ async fn sweep_store(store: Arc<dyn HistoryStore>, auth: Arc<Authenticator>, clo
         let (store, now_ms) = (Arc::clone(&store), clock.expiry_ms());
         let swept = tokio::task::spawn_blocking(move || store.sweep(now_ms)).await;
         if let Ok(Err(error)) = swept {
-            tracing::warn!(%error, "expired history could not be dropped");
+            tracing::warn!(%error, "deletion of expired history failed");
         }
     }
 }

@@ -29,7 +29,7 @@ pub(super) fn begin(config: &Config, addresses: Addresses, members: &[SocketAddr
     let arguments = [name].into_iter().chain(arguments(given, &chosen(config, addresses)));
     let error =
         program().and_then(|program| replace(program, arguments, variables)).unwrap_or_else(|error| error);
-    Failure::because("cannot begin anew", &error)
+    Failure::because("cannot restart in place", &error)
 }
 
 /// Replaces the program of the process, or returns the error. Unlike `CommandExt::exec` it leaves signals alone: with a restored SIGPIPE,
@@ -70,7 +70,7 @@ fn program() -> io::Result<PathBuf> {
 pub(super) fn count() {
     metrics::counter!("fanfare_runs_begun_anew_total").absolute(times());
     if times() > 0 {
-        tracing::warn!("this is another run: the one before had stood still, so it was dead for its cluster");
+        tracing::warn!("restarted in place after a process stall");
     }
 }
 

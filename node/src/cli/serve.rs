@@ -19,7 +19,7 @@ use crate::{stall_detector, tasks, telemetry};
 
 /// Time within which a stalled node learns of a stop signal that came during the stall.
 const SIGNAL_WITHIN: Duration = Duration::from_millis(100);
-const DEAD: &str = "stood still, so it was dead before everything was drained";
+const DEAD: &str = "process stalled before the drain was finished";
 
 pub(super) fn run(loaded: LoadedConfig) -> Result<CommandOutcome, Failure> {
     let (config, warnings) = check::accepted(loaded)?;
@@ -64,9 +64,9 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
     tell_supervisor(NotifyState::Ready);
     let (failed, reason) = tokio::select! {
         biased;
-        _ = signals.next() => (false, "stopping, a further signal stops at once"),
-        () = app.drain_asked() => (false, "stopping as an operator asks, a signal stops at once"),
-        () = app.failed() => (true, "stopping as the node cannot go on, a signal stops at once"),
+        _ = signals.next() => (false, "stopping: signal received, a further signal stops at once"),
+        () = app.drain_asked() => (false, "stopping: drain requested, a signal stops at once"),
+        () = app.failed() => (true, "stopping: fatal error, a signal stops at once"),
         () = stall_detector::stalled() => {
             let is_asked = tokio::select! {
                 biased;
@@ -87,10 +87,10 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
             unwrap_join(stopped);
             match failed {
                 false => Ok(CommandOutcome::Done),
-                true => Err(Failure::failed("the node could not go on, its log says why")),
+                true => Err(Failure::failed("node stopped after a fatal error, its log has the cause")),
             }
         }
-        _ = signals.next() => Err(Failure::failed("stopped by a signal before everything was drained")),
+        _ = signals.next() => Err(Failure::failed("stopped by a signal before the drain was finished")),
         () = stall_detector::stalled() => Err(Failure::failed(DEAD)),
     }
 }
@@ -98,7 +98,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
 /// Notifies systemd (`Type=notify`); does nothing without it.
 fn tell_supervisor(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the supervisor cannot be told how the node stands");
+        tracing::warn!(%error, "supervisor notification failed");
     }
 }
 

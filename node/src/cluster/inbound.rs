@@ -319,7 +319,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             return Ok(());
         }
         _ => {
-            tracing::debug!(peer = &*from.node_id, "item of an unknown kind passed over");
+            tracing::debug!(peer = &*from.node_id, "unknown peer item skipped");
             return Ok(());
         }
     };

@@ -64,7 +64,7 @@ impl CapacityLimit {
             Self::Memory => Limit::MemoryBytes.hit(),
             Self::Files | Self::Http => {}
         }
-        tracing::warn!(target: RATE_LIMITED, reason = self.reason(), "a connection was refused: the node is full");
+        tracing::warn!(target: RATE_LIMITED, reason = self.reason(), "connection refused: the node is full");
     }
 }
 

@@ -155,7 +155,7 @@ impl AcceptThread {
         let begun = Instant::now();
         while !may_open() && !self.stopping.load(Ordering::SeqCst) {
             if begun.elapsed() >= at_most {
-                tracing::warn!("clients are served though not all other nodes were met: who resumes here may be told that it missed something");
+                tracing::warn!("serving clients before all peers are connected: resumes may report a loss");
                 return;
             }
             std::thread::sleep(OPEN_LOOK);
@@ -168,12 +168,12 @@ impl AcceptThread {
             match listener.accept() {
                 Ok((socket, peer)) => self.take(socket, peer),
                 Err(error) if self.stopping.load(Ordering::SeqCst) => {
-                    tracing::debug!(%error, "accepting has ended");
+                    tracing::debug!(%error, "accept loop ended");
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) if is_out_of_files(&error) => self.accept_with(&mut spare, listener),
                 Err(error) => {
-                    tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be accepted");
+                    tracing::warn!(target: RATE_LIMITED, %error, "connection accept failed");
                     std::thread::sleep(FULL_PAUSE);
                 }
             }
@@ -198,7 +198,7 @@ impl AcceptThread {
                 if is_out_of_files(&error) {
                     self.files.record_out_of_files();
                 }
-                tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be accepted");
+                tracing::warn!(target: RATE_LIMITED, %error, "connection accept failed");
                 std::thread::sleep(FULL_PAUSE);
             }
         }
@@ -219,7 +219,7 @@ impl AcceptThread {
                 self.shards.push_next(Input::Accept(ClientLink { socket, tls, forwarded }, permit));
             }
             Err(error) => {
-                tracing::error!(target: RATE_LIMITED, %error, "tls cannot begin, a connection is closed")
+                tracing::error!(target: RATE_LIMITED, %error, "tls setup failed: connection closed")
             }
         }
     }
@@ -280,7 +280,7 @@ pub async fn serve_http(services: HttpServices, mut connections: mpsc::Receiver<
         let own = services.clone();
         services.tasks.spawn("http connection", OnStop::Finish, async move {
             if let Err(error) = serve_connection(own, connection).await {
-                tracing::debug!(%error, "an http connection ended early");
+                tracing::debug!(%error, "http connection closed early");
             }
         });
     }

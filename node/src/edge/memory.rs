@@ -116,10 +116,10 @@ impl MemoryMonitor {
         self.is_full.store(is_full, Ordering::Relaxed);
         match (was_full, is_full) {
             (false, true) => {
-                tracing::warn!(target: RATE_LIMITED, used_bytes, max_bytes, "memory is short: new connections are refused");
+                tracing::warn!(target: RATE_LIMITED, used_bytes, max_bytes, "memory near the ceiling: new connections are refused");
             }
             (true, false) => {
-                tracing::info!(target: RATE_LIMITED, used_bytes, max_bytes, "memory is free: new connections are taken");
+                tracing::info!(target: RATE_LIMITED, used_bytes, max_bytes, "memory below the ceiling: new connections are accepted");
             }
             _ => {}
         }

@@ -95,7 +95,7 @@ pub(super) fn take_header(socket: &mut TcpStream, buffer: &mut [u8]) -> io::Resu
         HeaderResult::V1(Err(_)) | HeaderResult::V2(Err(_)) => {
             metrics::counter!("fanfare_proxy_headers_refused_total").increment(1);
             let peer = socket.peer_addr().ok();
-            tracing::warn!(target: RATE_LIMITED, ?peer, "a trusted proxy sent no header of the PROXY protocol, its connection is closed");
+            tracing::warn!(target: RATE_LIMITED, ?peer, "PROXY protocol header missing from a trusted proxy: connection closed");
             return Err(ErrorKind::InvalidData.into());
         }
     };

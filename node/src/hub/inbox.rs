@@ -43,7 +43,7 @@ impl<T> Inbox<T> {
         if self.asleep.swap(false, Ordering::SeqCst)
             && let Err(error) = self.waker.wake()
         {
-            tracing::error!(%error, "a shard could not be woken");
+            tracing::error!(%error, "shard wake-up failed");
         }
     }
 

@@ -114,7 +114,7 @@ impl PublisherInner {
         let bytes = message_bytes(None, event.data.as_deref(), None, Some(client_id)) as u64;
         let stored: StoreCallback = Box::new(move |result| match result {
             Err(error) if retention_hours.is_some() => {
-                tracing::warn!(target: RATE_LIMITED, %error, "a presence event was not stored");
+                tracing::warn!(target: RATE_LIMITED, %error, "presence event not stored");
                 done(Err(PresenceError::Unavailable));
             }
             _ => {

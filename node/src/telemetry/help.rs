@@ -4,48 +4,48 @@
 const COUNTERS: [(&str, &str); 26] = [
     ("fanfare_continuity_losses_total", "Subscribers told that messages may be missing"),
     ("fanfare_tls_handshakes_failed_total", "TLS handshakes of clients that failed"),
-    ("fanfare_admin_connections_full_total", "Admin connections that waited since all places were taken"),
+    ("fanfare_admin_connections_full_total", "Admin connections that waited because the listener was full"),
     (
         "fanfare_clock_steps_total",
         "Steps of the system clock by more than a minute, and starts with a clock that had stepped",
     ),
-    ("fanfare_outbox_skipped_total", "Publishes that were not kept for a target, since it has answered 410"),
+    ("fanfare_outbox_skipped_total", "Publishes not kept for a target that answered 410"),
     ("fanfare_outbox_discarded_total", "Events of deleted queues that were discarded"),
     ("fanfare_outbox_dead_letters_total", "Events that became dead letters"),
-    ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped, since there were too many"),
-    ("fanfare_outbox_retried_total", "Dead letters that an operator let wait again"),
+    ("fanfare_outbox_dead_letters_dropped_total", "Dead letters dropped over the limit of a target"),
+    ("fanfare_outbox_retried_total", "Dead letters that an operator moved back to the outbox"),
     (
         "fanfare_forwards_sent_total",
-        "Publishes queued for a peer, once for each that wants the channel",
+        "Publishes queued for a peer, once for each peer with interest in the channel",
     ),
-    ("fanfare_forwards_taken_total", "Publishes taken from peers"),
-    ("fanfare_id_claims_sent_total", "Requests to a peer for ids of messages"),
+    ("fanfare_forwards_taken_total", "Publishes received from peers"),
+    ("fanfare_id_claims_sent_total", "Requests to a peer to claim message ids"),
     (
         "fanfare_id_claims_unanswered_total",
-        "Requests for ids of messages that a peer did not answer in time",
+        "Requests to claim message ids that a peer did not answer in time",
     ),
-    ("fanfare_ids_forgotten_total", "Ids of messages published by peers that there was no room to write down"),
-    ("fanfare_pauses_total", "Times that gossip stood still for 2 s or more, while the node ran"),
+    ("fanfare_ids_forgotten_total", "Message ids published by peers that the store did not take"),
+    ("fanfare_pauses_total", "Stalls of gossip for 2 s or more, while the node ran"),
     ("fanfare_presence_events_total", "Members that entered, changed or left by way of this node"),
-    ("fanfare_presence_repairs_total", "Times that the members of a peer were asked for once more"),
-    ("fanfare_runs_begun_anew_total", "Times that this process began another run, since it had stood still"),
+    ("fanfare_presence_repairs_total", "Presence resyncs: members of a peer requested again"),
+    ("fanfare_runs_begun_anew_total", "Restarts in place after a stall of the process"),
     (
         "fanfare_queue_connections_closed_total",
-        "Connections to the broker closed, since their key was changed or may not consume any more",
+        "Connections to the broker closed because their key was changed or may not consume",
     ),
     (
         "fanfare_queue_rows_unreadable_total",
         "Readings of an account's queues that failed, as of a later version",
     ),
     ("fanfare_queue_limit_refusals_total", "Queues and rules refused for the ceiling of their account"),
-    ("fanfare_tenant_counts_told_total", "Times that a peer was told of changed numbers of connections"),
-    ("fanfare_tenants_uncounted_total", "Times that a peer told of a tenant beyond those that are kept of it"),
+    ("fanfare_tenant_counts_told_total", "Messages to peers with changed numbers of connections"),
+    ("fanfare_tenants_uncounted_total", "Tenants reported by a peer beyond the number that is kept of it"),
     (
         "fanfare_proxy_headers_refused_total",
         "Connections of trusted proxies that did not begin with a header of the PROXY protocol",
     ),
     ("fanfare_spans_exported_total", "Spans that the collector of traces has taken"),
-    ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were not taken"),
+    ("fanfare_tls_certificate_errors_total", "Readings of the certificate that were refused"),
 ];
 
 /// Counters with labels. The modules that know the labels make them begin at 0.
@@ -58,7 +58,7 @@ const LABELLED_COUNTERS: [(&str, &str); 16] = [
     ("fanfare_peer_handshakes_refused_total", "Connections to the peer listener refused, by reason"),
     ("fanfare_socket_closes_total", "Sockets ended by the node, by close code"),
     ("fanfare_auth_failures_total", "Credentials and token requests refused, by reason"),
-    ("fanfare_connections_refused_total", "Connections refused since the node was full, by reason"),
+    ("fanfare_connections_refused_total", "Connections refused by a full node, by reason"),
     (
         "fanfare_integration_events_total",
         "Events of attempts to deliver to integrations, by kind and outcome",
@@ -76,7 +76,7 @@ const LABELLED_COUNTERS: [(&str, &str); 16] = [
 const GAUGES: [(&str, &str); 28] = [
     (
         "fanfare_last_backup_timestamp_seconds",
-        "When the last whole backup was begun; 0: none since the start",
+        "When the last complete backup started; 0: none since the start",
     ),
     ("fanfare_blocked_connections", "Connections whose socket is full"),
     ("fanfare_connections", "Open sockets and event streams, by transport and format"),
@@ -104,10 +104,10 @@ const GAUGES: [(&str, &str); 28] = [
     ("fanfare_open_files_max", "Files that the process may open"),
     (
         "fanfare_queue_strays",
-        "Queues on the broker that are named like those of accounts, and are none",
+        "Queues on the broker that are named like account queues and are not in the store",
     ),
-    ("fanfare_peers_known", "Peers that can be reached and have said what they want"),
-    ("fanfare_tls_certificate_generation", "Rises when a changed certificate is taken"),
+    ("fanfare_peers_known", "Peers that are reachable and have sent their interest"),
+    ("fanfare_tls_certificate_generation", "Rises when a changed certificate is applied"),
 ];
 
 const HISTOGRAMS: [(&str, &str); 1] =

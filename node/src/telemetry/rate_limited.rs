@@ -97,7 +97,7 @@ pub fn log_held_back() {
         kinds.filter_map(|(_, kind)| Some((kind.sum(now)?, kind.text.clone()))).collect()
     };
     for (times, what) in sums {
-        tracing::warn!(target: AGAIN, times, what, "the same again");
+        tracing::warn!(target: AGAIN, times, what, "log line repeated");
     }
 }
 

@@ -132,13 +132,13 @@ impl PeerEventCounts {
         }
         for line in log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
             match &*line.message {
-                "a node is not heard" => self.suspected += 1,
-                "a node is dead" => self.dead += 1,
-                "gossip stood still, and others may have held this node for dead" => self.paused += 1,
-                "this is another run: the one before had stood still, so it was dead for its cluster" => {
+                "peer suspected" => self.suspected += 1,
+                "peer is down" => self.dead += 1,
+                "gossip stalled: peers may have declared this node down" => self.paused += 1,
+                "restarted in place after a process stall" => {
                     self.restarted += 1;
                 }
-                "link to a peer is down" => self.links_down += 1,
+                "peer stream lost" => self.links_down += 1,
                 _ => {}
             }
         }
@@ -177,9 +177,9 @@ mod tests {
     fn node_log_events_about_peers_are_counted() {
         let mut peer_events = PeerEventCounts::default();
         peer_events.count(
-            "{\"message\":\"a node is not heard\",\"node\":\"n1\"}\n{\"message\":\"a node is alive\"}\nno JSON\n\
-             {\"message\":\"a node is dead\"}\n{\"message\":\"link to a peer is down\"}\n\
-             {\"message\":\"this is another run: the one before had stood still, so it was dead for its cluster\"}\n",
+            "{\"message\":\"peer suspected\",\"node\":\"n1\"}\n{\"message\":\"peer is alive\"}\nno JSON\n\
+             {\"message\":\"peer is down\"}\n{\"message\":\"peer stream lost\"}\n\
+             {\"message\":\"restarted in place after a process stall\"}\n",
         );
         assert_eq!(
             peer_events,

@@ -43,7 +43,7 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<LinkContext>) {
         let (socket, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(target: RATE_LIMITED, %error, "a peer's connection cannot be accepted");
+                tracing::warn!(target: RATE_LIMITED, %error, "peer connection accept failed");
                 sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -303,7 +303,7 @@ impl OpenInboundStream {
             };
             // Sent again the item would be no better, so it counts as lost: once for all of them, since the loss concerns every channel.
             if let Some(reason) = bad {
-                tracing::warn!(target: RATE_LIMITED, peer = &*self.peer.node_id, reason, "a peer's item was dropped");
+                tracing::warn!(target: RATE_LIMITED, peer = &*self.peer.node_id, reason, "peer item dropped");
                 is_bad = true;
             }
         }
@@ -317,7 +317,7 @@ impl OpenInboundStream {
 
 fn lost(peer: &Peer, inbound: &dyn Inbound) {
     metrics::counter!("fanfare_peer_continuity_lost_total").increment(1);
-    tracing::warn!(target: RATE_LIMITED, peer = &*peer.node_id, "items of a peer are lost");
+    tracing::warn!(target: RATE_LIMITED, peer = &*peer.node_id, "peer items lost");
     inbound.continuity_lost(peer);
 }
 

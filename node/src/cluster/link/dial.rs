@@ -66,7 +66,7 @@ impl PeerLink {
     fn opened(&self, common: &LinkContext) {
         let _reporting = self.reporting.lock();
         if self.open.fetch_add(1, Ordering::Relaxed) + 1 == self.queues.len() {
-            tracing::info!(peer = &*self.peer.node_id, "link to a peer is up");
+            tracing::info!(peer = &*self.peer.node_id, "peer streams open");
             common.inbound.link(&self.peer, true);
         }
     }
@@ -77,8 +77,8 @@ impl PeerLink {
             let peer = &*self.peer.node_id;
             // The connection may end before the task that reads from it.
             match reason.code() == Code::Cancelled || self.is_given_up(common) {
-                true => tracing::info!(peer, "link to a peer is left"),
-                false => tracing::warn!(peer, reason = reason.message(), "link to a peer is down"),
+                true => tracing::info!(peer, "peer stream closed"),
+                false => tracing::warn!(peer, reason = reason.message(), "peer stream lost"),
             }
             common.inbound.link(&self.peer, false);
         }
@@ -122,8 +122,8 @@ pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<Link
                 let peer = &*link.peer.node_id;
                 // The peer restarted, and gossip is about to report that.
                 match logged == super::ANOTHER_INCARNATION {
-                    true => tracing::info!(peer, lane, reason = logged, "no link to a peer"),
-                    false => tracing::warn!(peer, lane, reason = logged, "no link to a peer"),
+                    true => tracing::info!(peer, lane, reason = logged, "peer stream not opened"),
+                    false => tracing::warn!(peer, lane, reason = logged, "peer stream not opened"),
                 }
             }
         }

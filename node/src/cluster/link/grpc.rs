@@ -83,7 +83,7 @@ where
         .serve_connection(TokioIo::new(io), service)
         .await;
     if let Err(error) = served {
-        tracing::debug!(%error, "connection of a peer ended");
+        tracing::debug!(%error, "incoming peer connection closed");
     }
 }
 
@@ -142,7 +142,7 @@ where
         .map_err(failed)?;
     connections.execute(async move {
         if let Err(error) = connection.await {
-            tracing::debug!(%error, "connection to a peer ended");
+            tracing::debug!(%error, "outgoing peer connection closed");
         }
     });
     let origin = Uri::builder()

@@ -358,7 +358,7 @@ impl GrpcPeerLinks {
     /// Accepts peers on this listener.
     pub fn listen(&self, listener: TcpListener) {
         if let Err(error) = socket2::SockRef::from(&listener).listen(BACKLOG) {
-            tracing::warn!(%error, "the peer listener has a short backlog");
+            tracing::warn!(%error, "peer listener backlog not set");
         }
         let listening = accept::listen(listener, Arc::clone(&self.common));
         self.spawn("peer listener", self.common.end.clone(), listening);

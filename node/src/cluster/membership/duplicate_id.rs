@@ -127,7 +127,7 @@ impl DuplicateIds {
                 ask.push(current.incarnation);
             } else if !std::mem::replace(&mut duplicate.is_reported, true) {
                 let (node, one, other) = (&current.node_id, current.gossip, rival.gossip);
-                tracing::error!(%node, %one, %other, "two nodes have the same id, and the other one is left out: give each one its own with --node-id");
+                tracing::error!(%node, %one, %other, "duplicate node id among peers, one of them is ignored: give each node its own --node-id");
             }
             self.open.insert(rival.incarnation, duplicate);
             members.push(current);

@@ -39,7 +39,7 @@ impl GossipWire {
         if let Err(error) = self.socket.try_send_to(datagram, to)
             && error.kind() != io::ErrorKind::WouldBlock
         {
-            tracing::debug!(%to, %error, "a datagram of gossip was not sent");
+            tracing::debug!(%to, %error, "gossip datagram not sent");
         }
     }
 
@@ -72,7 +72,7 @@ impl GossipWire {
         let (now, mut logged_at) = (Instant::now(), self.forged.lock());
         if logged_at.is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= FORGED_LOG_EVERY) {
             *logged_at = Some(now);
-            tracing::warn!(%from, "gossip came that no key of this cluster has sealed: a node there has another key (--cluster-key-file), or it is a stranger");
+            tracing::warn!(%from, "forged gossip dropped: the sender has another key (--cluster-key-file), or is not a node of this cluster");
         }
     }
 }
@@ -131,7 +131,7 @@ impl Socket for SealedSocket {
                 // The kernel reports this for a peer that has ended.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(error) => {
-                    tracing::warn!(target: RATE_LIMITED, %error, "gossip cannot be received");
+                    tracing::warn!(target: RATE_LIMITED, %error, "gossip receive failed");
                     tokio::time::sleep(FAILED_WAIT).await;
                 }
             }

@@ -61,7 +61,7 @@ impl MembershipWorker {
         let gossip = async {
             loop {
                 if let Err(error) = self.gossip(&mut liveness).await {
-                    tracing::error!(%error, "gossip has ended and begins anew");
+                    tracing::error!(%error, "gossip failed, restarting it");
                     tokio::time::sleep(SEEDS_EVERY).await;
                     self.generation += 1;
                 }
@@ -108,7 +108,7 @@ impl MembershipWorker {
                 .filter(|earlier| *earlier >= self.generation)
                 .and_then(|earlier| earlier.checked_add(1))
             {
-                tracing::info!("a run with the id of this node, which is gone, was said to be newer: this one is raised above it");
+                tracing::info!("gossip generation raised above a retired incarnation of this node id");
                 self.generation = above;
                 return handle.shutdown().await;
             }
@@ -207,7 +207,7 @@ impl MembershipWorker {
         if let Some(paused) = due.stalled_for {
             tracing::warn!(
                 paused_ms = u64::try_from(paused.as_millis()).unwrap_or(u64::MAX),
-                "gossip stood still, and others may have held this node for dead"
+                "gossip stalled: peers may have declared this node down"
             );
             metrics::counter!("fanfare_pauses_total").increment(1);
         }
@@ -290,14 +290,14 @@ impl MembershipWorker {
         };
         let (node, other) = (&self.node_id, other.gossip);
         if !goes_on {
-            tracing::error!(%node, %other, "another node has the same id and goes on, so this one stops: give each one its own with --node-id");
+            tracing::error!(%node, %other, "duplicate node id, this node stops: give each node its own --node-id");
             self.ends = Some(now);
         } else if self
             .reported_at
             .is_none_or(|logged_at| now.saturating_duration_since(logged_at) >= TELL_EVERY)
         {
             self.reported_at = Some(now);
-            tracing::error!(%node, %other, "another node has the same id: give each one its own with --node-id");
+            tracing::error!(%node, %other, "duplicate node id, this node goes on: give each node its own --node-id");
         }
         Ok(!goes_on)
     }
@@ -322,21 +322,21 @@ fn log_changes(before: &ClusterMembers, now: &[ClusterMember], was_seen: impl Fn
         if earlier.is_none_or(|earlier| earlier.state != member.state) {
             let ClusterMember { node_id: node, gossip, state, .. } = member;
             match state {
-                LivenessState::Alive => tracing::info!(%node, %gossip, "a node is alive"),
-                LivenessState::Suspect => tracing::debug!(%node, %gossip, "a node is not heard"),
+                LivenessState::Alive => tracing::info!(%node, %gossip, "peer is alive"),
+                LivenessState::Suspect => tracing::debug!(%node, %gossip, "peer suspected"),
                 // Announced by its goodbye, or by the nodes that waited for it.
                 LivenessState::Down if member.facts.draining => {
-                    tracing::debug!(%node, %gossip, "draining a node is dead")
+                    tracing::debug!(%node, %gossip, "draining peer is down")
                 }
                 LivenessState::Down if !was_seen(member.incarnation) => {
-                    tracing::info!(%node, %gossip, "a node that others have known of is not there")
+                    tracing::info!(%node, %gossip, "peer known to others is down")
                 }
-                LivenessState::Down => tracing::warn!(%node, %gossip, "a node is dead"),
+                LivenessState::Down => tracing::warn!(%node, %gossip, "peer is down"),
             }
         }
         if member.is_seen_by_others && !earlier.is_some_and(|earlier| earlier.is_seen_by_others) {
             let ClusterMember { node_id: node, gossip, .. } = member;
-            tracing::warn!(%node, %gossip, "a node is dead here but alive for others: check the network between the two nodes");
+            tracing::warn!(%node, %gossip, "peer is down here but alive for others: check the network between the two nodes");
         }
     }
 }
@@ -360,7 +360,7 @@ async fn seek(wire: GossipWire, seeds: Vec<String>, own: SocketAddr, mut names: 
                 Err(error) => {
                     let is_logged = logged_at.get(&seed).is_some_and(|at| at.elapsed() < TELL_EVERY);
                     if !is_logged {
-                        tracing::warn!(seed, %error, "a seed cannot be looked up");
+                        tracing::warn!(seed, %error, "seed name lookup failed");
                         logged_at.insert(seed, Instant::now());
                     }
                 }

@@ -131,7 +131,7 @@ impl Routing {
                 IdClaimOutcome::Late => Err(IdClaimError::Late),
             };
             if catch_unwind(AssertUnwindSafe(|| then(claimed))).is_err() {
-                tracing::error!("what follows a claim of ids panicked");
+                tracing::error!("message id claim callback panicked");
             }
         }
         self.ids.claims.lock().go_on(lanes);
@@ -167,7 +167,7 @@ impl Routing {
         let node = self.leaving.name_of(peer);
         tracing::warn!(target: RATE_LIMITED,
             node = node.as_deref(),
-            "a node did not say in time which message ids it knows, and is left out until it answers"
+            "message id claim timed out: peer skipped until it answers"
         );
         let Some(routing) = self.this.upgrade().filter(|_| self.ids.silent.lock().insert(peer)) else {
             return;

@@ -156,7 +156,7 @@ impl Routing {
         // Includes linked peers that gossip does not see.
         let peers = self.linked();
         if !is_all && !peers.is_empty() {
-            tracing::warn!("not all channels were taken over by other nodes");
+            tracing::warn!("channel handoff incomplete");
         }
         let acked = peers.into_iter().map(|peer| {
             let acks = (0..links.stream_count()).map(|lane| links.send(peer, lane as u64, &goodbye));
@@ -169,7 +169,7 @@ impl Routing {
             }
         });
         if timeout(wait, join_all(acked)).await.is_err() {
-            tracing::warn!("not all other nodes have what there was for them");
+            tracing::warn!("peer acks missing at stop");
         }
     }
 
@@ -183,7 +183,7 @@ impl Routing {
     /// Takes the goodbye of a peer on one of its streams.
     pub(super) fn peer_stream_left(&self, peer: u64, lanes: u32, is_all: bool) {
         let Some(node) = self.leaving.stream_left(peer, lanes) else { return };
-        tracing::info!(%node, "a node has left");
+        tracing::info!(%node, "peer left");
         if is_all {
             self.incarnations.lock().left(peer);
         } else {

@@ -350,7 +350,7 @@ impl Routing {
         }
         drop(deaths);
         for node in unfinished.into_iter().filter_map(|run| self.leaving.name_of(run)) {
-            tracing::warn!(%node, "a node has died while it was leaving");
+            tracing::warn!(%node, "peer went down while it drained");
         }
         let is_seen_by_others =
             |run| members.iter().any(|one| one.incarnation == run && one.is_seen_by_others);

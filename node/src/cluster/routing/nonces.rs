@@ -123,7 +123,7 @@ impl Routing {
             tracing::warn!(target: RATE_LIMITED,
                 remembering,
                 is_near,
-                "a nonce is not remembered by a majority of the nodes in time"
+                "nonce claim refused: no majority, or clock too far from the peers"
             );
         }
         (is_near && is_majority).then_some(true)
@@ -196,7 +196,7 @@ impl Routing {
         let is_asked = reachable.iter().all(|peer| quorum.has_asked(*peer));
         let is_asked = (!nobody && quorum.has_asked_all()) || (is_late && is_asked);
         if quorum.decide(is_asked, Instant::now()) {
-            tracing::info!("this node remembers nonces together with the others");
+            tracing::info!("nonces synchronised with the peers");
         }
         if is_late {
             quorum.wait_no_longer();

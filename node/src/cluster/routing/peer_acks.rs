@@ -90,7 +90,7 @@ type AckCallback = Box<dyn FnOnce() + Send>;
 /// Runs a callback on a task that serves other acks, too, so a panic of it must not end the task.
 fn give(done: AckCallback) {
     if catch_unwind(AssertUnwindSafe(done)).is_err() {
-        tracing::error!("a callback of an ack panicked");
+        tracing::error!("ack callback panicked");
     }
 }
 

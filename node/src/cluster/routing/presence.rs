@@ -294,7 +294,7 @@ impl Routing {
         *differed = (*differed & !parts) | (unlike & !twice);
         drop(differ);
         if twice != 0 {
-            tracing::info!(parts = twice.count_ones(), "members of a peer are not as it says, and are asked for");
+            tracing::info!(parts = twice.count_ones(), "presence resync requested");
             self.presence.repairs.increment(1);
             self.ask_presence(from, twice);
         }

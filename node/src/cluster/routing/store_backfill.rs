@@ -307,7 +307,7 @@ impl Routing {
                 .collect::<Vec<u64>>()
                 .await;
             lost.extend(failed);
-            tracing::info!(channels = count, lost = lost.len(), "what a dead node had stored was read");
+            tracing::info!(channels = count, lost = lost.len(), "store backfill finished");
             match leaves {
                 LossEffect::NotifyAttached => routing.hub.report_node_failure_in(&lost),
                 LossEffect::InvalidatePositions => routing.hub.abandon_incarnation_in(incarnation, &lost),

@@ -29,7 +29,7 @@ pub async fn serve(listener: TcpListener, router: Router, header_time: Duration)
             Ok(place) => place,
             Err(_) => {
                 metrics::counter!("fanfare_admin_connections_full_total").increment(1);
-                tracing::warn!(target: RATE_LIMITED, places = CONNECTIONS_MAX, "admin connections wait: all places are taken");
+                tracing::warn!(target: RATE_LIMITED, places = CONNECTIONS_MAX, "admin listener full: connections wait");
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
                 place
             }
@@ -48,7 +48,7 @@ pub async fn serve(listener: TcpListener, router: Router, header_time: Duration)
                 .serve_connection(TokioIo::new(socket), service)
                 .await;
             if let Err(error) = served {
-                tracing::debug!(%error, "an admin connection ended early");
+                tracing::debug!(%error, "admin connection closed early");
             }
         });
     }

@@ -130,7 +130,7 @@ async fn read_full(api: &Api, mut query: HistoryQuery) -> Result<HistoryPage, St
         let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
         let more = read.inspect_err(|error| {
             if let StoreError::Failed(reason) = error {
-                tracing::error!(target: RATE_LIMITED, reason, "history could not be read");
+                tracing::error!(target: RATE_LIMITED, reason, "history read failed");
             }
         })?;
         let bytes = more.rows.iter().map(|row| row.json.len()).sum();

@@ -77,7 +77,7 @@ impl SeriesReader {
             let read = tokio::time::timeout(READ_WAIT, self.meter.series(&self.account, minutes)).await;
             let read = read.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())));
             let page = read.inspect_err(|error| {
-                tracing::error!(target: RATE_LIMITED, %error, "metric rows could not be read");
+                tracing::error!(target: RATE_LIMITED, %error, "usage counts read failed");
             })?;
             self.write(&mut text, page.points);
             self.rest = page.rest;

@@ -108,7 +108,7 @@ async fn serve(api: Arc<Api>, request: Request) -> Response {
     let response = match without_panic(answer(&api, route, request, &span)).await {
         Ok(answered) => answered.unwrap_or_else(HttpRefusal::into_response),
         Err(_) => {
-            tracing::error!(target: RATE_LIMITED, route = template, "a request handler panicked");
+            tracing::error!(target: RATE_LIMITED, route = template, "request handler panicked");
             HttpRefusal::internal().into_response()
         }
     };

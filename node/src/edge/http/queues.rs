@@ -90,8 +90,8 @@ async fn changed(api: &Api, principal: &Principal, body: UnreadBody) -> Result<B
 
 fn refused(error: QueueError) -> HttpRefusal {
     match &error {
-        QueueError::Broker(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "a call of queues failed"),
-        QueueError::Store(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "a call of queues failed"),
+        QueueError::Broker(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "queue API call failed"),
+        QueueError::Store(reason) => tracing::warn!(target: RATE_LIMITED, %reason, "queue API call failed"),
         QueueError::TooMany { .. } | QueueError::TooLarge => {
             metrics::counter!("fanfare_queue_limit_refusals_total").increment(1);
         }

@@ -410,7 +410,7 @@ impl BacklogReader {
 
 fn report(ended: Result<(), JoinError>) {
     if let Err(error) = ended {
-        tracing::error!(target: RATE_LIMITED, %error, "a question to the store ended without an answer");
+        tracing::error!(target: RATE_LIMITED, %error, "backfill query task failed");
     }
 }
 

@@ -183,7 +183,7 @@ impl Shard {
                 // Pending events are read before any timer expires.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    tracing::error!(%error, "a shard cannot poll and ends");
+                    tracing::error!(%error, "shard poll failed: shard ends");
                     return;
                 }
             }

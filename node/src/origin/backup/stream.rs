@@ -68,7 +68,7 @@ impl Backups {
         let taken = tokio::task::spawn_blocking(take).await;
         let source = taken.unwrap_or_else(|error| Err(StoreError::failed(error)));
         let source = source.map_err(BackupRefused::Store).inspect_err(|error| {
-            tracing::error!(%error, "backup not begun");
+            tracing::error!(%error, "backup not started");
             count(BackupOutcome::Failed, 1);
         })?;
         let (sender, blocks) = mpsc::channel(BLOCKS);
@@ -174,7 +174,7 @@ impl BackupTracker {
             }
             BackupOutcome::Failed => {}
             BackupOutcome::Aborted => {
-                tracing::warn!(bytes, ms, "backup aborted: its reader has gone, or takes too little")
+                tracing::warn!(bytes, ms, "backup aborted: reader gone or too slow")
             }
         }
     }

@@ -139,7 +139,7 @@ impl Meter {
             self.flush().await;
         };
         if tokio::time::timeout(within, last).await.is_err() {
-            tracing::warn!("the last counts were not stored in time");
+            tracing::warn!("usage counts not stored at stop");
         }
     }
 
@@ -234,7 +234,7 @@ impl Meter {
             Ok(()) => state.stored(),
             Err(StoreError::Off) => state.off = true,
             Err(error) if !state.failing => {
-                tracing::warn!(%error, "counts were not stored, and are kept until they are");
+                tracing::warn!(%error, "usage counts write failed, kept in memory");
                 state.failing = true;
             }
             Err(_) => {}
@@ -283,7 +283,7 @@ impl MeterState {
             self.minute_count -= first.remove().len();
         }
         if lost > 0 {
-            tracing::warn!(minutes = lost, "metric rows were dropped from memory: over metric_minutes");
+            tracing::warn!(minutes = lost, "usage counts dropped: over metric_minutes");
         }
     }
 }

@@ -113,7 +113,7 @@ impl OutboxEngine {
                 lineup.add_channels(channels, is_end);
             }
             Err(error) => {
-                tracing::error!(target: RATE_LIMITED, %error, "the outbox could not be read");
+                tracing::error!(target: RATE_LIMITED, %error, "outbox read failed");
                 tokio::time::sleep(RETRY_AFTER).await;
                 lineup.set_overflowed();
             }
@@ -137,9 +137,9 @@ impl OutboxEngine {
         }
         let has_account = self.accounts.current().account(&AccountId::new(target.parts().0)).is_some();
         if has_account && target.queue_id().is_some() {
-            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait for a queue that this node does not know, or has no broker for (--amqp-url)");
+            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait: queue unknown, or no broker configured (--amqp-url)");
         } else {
-            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait, since the directory does not have their target");
+            tracing::warn!(target: RATE_LIMITED, destination = %target, events, "events wait: target not in the directory");
         }
     }
 
@@ -154,7 +154,7 @@ impl OutboxEngine {
         lineup.set_failure(Some(reason));
         if let Some(held_back) = self.logged_failures.happens(&("failed", &lineup.target)) {
             let (destination, attempt) = (&lineup.target, failures.saturating_add(1));
-            tracing::warn!(%destination, channel, reason, attempt, held_back, "delivery failed and is tried again");
+            tracing::warn!(%destination, channel, reason, attempt, held_back, "delivery failed, retrying");
         }
     }
 
@@ -215,7 +215,7 @@ impl OutboxEngine {
         let mut batch = match self.batch(lineup, &channel, from, bounds).await {
             Ok(batch) => batch,
             Err(error) => {
-                tracing::error!(target: RATE_LIMITED, %error, "the outbox could not be read");
+                tracing::error!(target: RATE_LIMITED, %error, "outbox read failed");
                 return unasked(TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER });
             }
         };
@@ -390,7 +390,7 @@ impl OutboxEngine {
             }
             DeliveryOutcome::Rejected { reason } => Some(reason.into()),
             DeliveryOutcome::Gone => {
-                tracing::error!(destination = %lineup.target, "target answered 410 and is disabled until its settings change, or an operator retries its dead letters");
+                tracing::error!(destination = %lineup.target, "target answered 410 and is disabled");
                 if self.disable(lineup, Some(settings.hash)).await.is_err() {
                     return (
                         TurnOutcome::Waits { not_before: Instant::now() + RETRY_AFTER },

@@ -118,7 +118,7 @@ impl EventOutbox {
             }
         }
         for (target, settings) in tables.disabled()? {
-            tracing::warn!(destination = %target, "target is disabled, since it has answered 410: nothing is kept for it");
+            tracing::warn!(destination = %target, "target is disabled since it answered 410");
             board.lineup(&target).set_disabled(Some(settings));
         }
         let (queue, status) = (Arc::new(DiskQueue::new(QUEUE)), Arc::new(DiskHealth::new(folder)));
@@ -354,7 +354,7 @@ impl EventOutbox {
         self.engine.queue.close();
         let thread = self.engine.thread.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread of the outbox panicked");
+            tracing::error!("outbox thread panicked");
         }
     }
 }

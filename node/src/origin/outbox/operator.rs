@@ -139,13 +139,13 @@ impl EventOutbox {
                 }
                 Err(error) if retried == 0 => return Err(error.into()),
                 Err(error) => {
-                    tracing::warn!(destination = %target, %error, "further dead letters are not sent again");
+                    tracing::warn!(destination = %target, %error, "dead letter retry stopped early");
                     break;
                 }
             }
         }
         let left = self.engine.depths.of(target).dead_events;
-        tracing::info!(destination = %target, events = retried, left, "dead letters are sent again");
+        tracing::info!(destination = %target, events = retried, left, "dead letters moved back to the outbox");
         Ok(Retried { events: retried, left })
     }
 

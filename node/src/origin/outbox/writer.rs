@@ -149,7 +149,7 @@ impl OutboxWriter {
                 result => result,
             };
             if let Err(error) = &result {
-                tracing::error!(%error, rows = weight.items, "outbox did not write");
+                tracing::error!(%error, rows = weight.items, "outbox write failed");
             }
             self.times.ended(StoreOperation::Append, begun);
             self.status.wrote(&result);
@@ -183,7 +183,7 @@ impl OutboxWriter {
         for done in effects.put {
             let result = result.clone();
             if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-                tracing::error!("a callback of the outbox panicked");
+                tracing::error!("outbox callback panicked");
             }
         }
         for late in effects.late {
@@ -209,7 +209,7 @@ impl OutboxWriter {
         match sealed {
             Ok(true) => self.unflushed = 0,
             Ok(false) => {}
-            Err(error) => tracing::error!(%error, "outbox did not seal its tables"),
+            Err(error) => tracing::error!(%error, "outbox flush failed"),
         }
     }
 

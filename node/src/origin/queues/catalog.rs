@@ -145,7 +145,7 @@ impl QueueCatalog {
                 Ok(definitions) => self.set(&account, revision, definitions),
                 Err(error) => {
                     metrics::counter!("fanfare_queue_rows_unreadable_total").increment(1);
-                    tracing::error!(target: RATE_LIMITED, account = %account, %error, "the queues of an account cannot be read");
+                    tracing::error!(target: RATE_LIMITED, account = %account, %error, "queue definitions cannot be decoded");
                 }
             }
         }

@@ -111,7 +111,7 @@ impl BrokerDenials {
         let known = directory.key(username).map(|key| &key.name);
         let Some(held_back) = self.0.happens(&(denial, known)) else { return };
         let key = directory.loggable(username);
-        tracing::info!(check = request.check(), reason, key, held_back, "user of the broker refused");
+        tracing::info!(check = request.check(), reason, key, held_back, "broker user refused");
     }
 }
 
@@ -227,7 +227,7 @@ async fn close(broker: &QueueBroker, connections: HashSet<(String, String)>) -> 
         match broker.management.close_connection(&connection).await {
             Ok(()) => {
                 metrics::counter!("fanfare_queue_connections_closed_total").increment(1);
-                tracing::info!(target: RATE_LIMITED, key = %user, "connection to the broker was closed: its key was changed or may not consume");
+                tracing::info!(target: RATE_LIMITED, key = %user, "broker connection closed: key changed, or may not consume");
             }
             Err(error) => outcome = Err(error),
         }

@@ -129,7 +129,7 @@ impl Queues {
         while self.inner.store.is_shared() {
             tokio::time::sleep(REFRESH).await;
             if let Err(error) = self.refresh().await {
-                tracing::warn!(target: RATE_LIMITED, %error, "the queues in the store were not read");
+                tracing::warn!(target: RATE_LIMITED, %error, "queue definitions not read from the store");
             }
         }
     }
@@ -140,7 +140,7 @@ impl Queues {
         loop {
             // Runs also before any queue exists, so that an unusable broker is logged at the start.
             if let Err(error) = self.inner.close_forbidden(&mut seen).await {
-                tracing::warn!(target: RATE_LIMITED, %error, "connections to the broker were not looked at");
+                tracing::warn!(target: RATE_LIMITED, %error, "broker connection check failed");
             }
             tokio::time::sleep(CONNECTIONS).await;
         }
@@ -217,7 +217,7 @@ impl Queues {
         if self.inner.catalog.by_physical(&on_broker.physical).is_none()
             && let Err(error) = broker.delete(&on_broker).await
         {
-            tracing::warn!(%error, "a deleted queue may be left on the broker");
+            tracing::warn!(%error, "deleted queue may remain on the broker");
         }
         Ok(queue.name)
     }

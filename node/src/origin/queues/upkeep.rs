@@ -22,7 +22,7 @@ impl Queues {
         loop {
             tokio::time::sleep(ROUND).await;
             if let Err(error) = self.inner.keep_up().await {
-                tracing::warn!(target: RATE_LIMITED, %error, "queues on the broker were not all looked at");
+                tracing::warn!(target: RATE_LIMITED, %error, "broker queue check failed");
             }
         }
     }
@@ -74,7 +74,7 @@ impl QueuesInner {
         metrics::gauge!("fanfare_queue_strays").set(strays.len() as f64);
         if let Some(queue) = strays.first() {
             let count = strays.len();
-            tracing::warn!(target: RATE_LIMITED, %queue, count, "queues on the broker are named like those of accounts, and the store does not have them");
+            tracing::warn!(target: RATE_LIMITED, %queue, count, "stray queues on the broker");
         }
     }
 
@@ -184,5 +184,5 @@ impl BrokerInventory {
 
 pub(super) fn report_repaired(kind: &'static str, queue: &BrokerQueue) {
     metrics::counter!("fanfare_queue_repairs_total", "kind" => kind).increment(1);
-    tracing::warn!(target: RATE_LIMITED, kind, queue = %queue.physical, "queue on the broker was missing or changed, and is repaired");
+    tracing::warn!(target: RATE_LIMITED, kind, queue = %queue.physical, "broker queue repaired");
 }

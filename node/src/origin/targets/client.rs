@@ -121,7 +121,7 @@ fn native_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        tracing::warn!("no CA certificates on this machine, so no https target is trusted");
+        tracing::warn!("no CA certificates found: https targets are not trusted");
     }
     roots
 }

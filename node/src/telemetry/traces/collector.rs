@@ -62,7 +62,7 @@ fn tell(error: &reqwest::Error) {
     while let Some(source) = cause.source() {
         cause = source;
     }
-    tracing::warn!(target: RATE_LIMITED, %cause, "collector cannot be reached");
+    tracing::warn!(target: RATE_LIMITED, %cause, "trace collector unreachable");
 }
 
 #[async_trait]

@@ -172,7 +172,7 @@ impl Collector {
             Ok(()) => metrics::counter!(EXPORTED).increment(spans as u64),
             Err(error) => {
                 SpanDropReason::Export.count(spans);
-                tracing::warn!(target: RATE_LIMITED, spans, %error, "spans were not exported");
+                tracing::warn!(target: RATE_LIMITED, spans, %error, "span export failed");
             }
         }
     }

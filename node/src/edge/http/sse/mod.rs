@@ -64,7 +64,7 @@ pub(super) fn open(api: &Api, route: &Route, head: &Parts) -> Result<Response, H
     let comment_ms = api.services.limits.heartbeat_ms;
     let client = head.extensions.get::<ClientSocket>().cloned();
     let (stream, theirs) = begin(channels.clone(), serials.clone(), comment_ms, client).map_err(|error| {
-        tracing::warn!(target: RATE_LIMITED, %error, "an event stream could not be opened");
+        tracing::warn!(target: RATE_LIMITED, %error, "event stream open failed");
         HttpRefusal::unanswered()
     })?;
     let mut read = Vec::new();

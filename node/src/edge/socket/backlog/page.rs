@@ -83,7 +83,7 @@ impl ChannelBacklog<'_> {
         for (stamp, json) in messages {
             let record = read_record(json)
                 .inspect_err(
-                    |error| tracing::error!(target: RATE_LIMITED, %error, "a stored record cannot be read"),
+                    |error| tracing::error!(target: RATE_LIMITED, %error, "stored record cannot be decoded"),
                 )
                 .ok()?;
             if without.as_deref() != Some(&*record.connection_id) {

@@ -314,7 +314,7 @@ impl ChannelBacklog<'_> {
     async fn share_history_policies(&self, living: &[u64]) -> Option<bool> {
         let kept = self.shared.store.recent_policies().await;
         let kept = kept
-            .inspect_err(|error| tracing::warn!(target: RATE_LIMITED, %error, "what nodes keep was not read"))
+            .inspect_err(|error| tracing::warn!(target: RATE_LIMITED, %error, "cluster backfill failed: history policies not read"))
             .ok()?;
         let policies = self.shared.accounts.current().history_policies();
         let has_said = |run: &u64| kept.iter().any(|(of, _)| of == run);
@@ -440,7 +440,7 @@ impl ChannelBacklog<'_> {
             }
             let record = read_record(&row.json)
                 .inspect_err(
-                    |error| tracing::error!(target: RATE_LIMITED, %error, "a stored record cannot be read"),
+                    |error| tracing::error!(target: RATE_LIMITED, %error, "stored record cannot be decoded"),
                 )
                 .ok()?;
             reading.position.advance(incarnation, sequence);

@@ -83,7 +83,7 @@ impl Shard {
         let link = link.map(TcpStream::from_std);
         let mut connection = Box::new(SocketConnection::new(link, permit, self.next_generation, self.now_ms));
         if let Err(error) = self.register(&mut connection, slot) {
-            tracing::warn!(target: RATE_LIMITED, %error, "a connection could not be registered");
+            tracing::warn!(target: RATE_LIMITED, %error, "connection registration failed");
             self.free.push(slot);
             return;
         }

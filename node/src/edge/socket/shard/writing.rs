@@ -109,9 +109,9 @@ impl Shard {
             }
             // Nearly always all shards get the same error, so one logs it.
             Err(error) if self.index == 0 => {
-                tracing::info!(%error, "without io_uring: each socket is written to by a call of its own");
+                tracing::info!(%error, "io_uring unavailable: one write call for each socket");
             }
-            Err(error) => tracing::debug!(shard = self.index, %error, "without io_uring"),
+            Err(error) => tracing::debug!(shard = self.index, %error, "io_uring unavailable"),
         }
     }
 
@@ -162,7 +162,7 @@ impl Shard {
             return written;
         }
         if let Err(error) = ring.write(&writes, &mut written) {
-            tracing::warn!(shard = self.index, %error, "io_uring failed, and is not used any more");
+            tracing::warn!(shard = self.index, %error, "io_uring failed, no longer used");
             self.close_ring();
         }
         written

@@ -238,7 +238,7 @@ impl IdFinder {
     ) {
         self.queue.release(weight);
         if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
-            tracing::error!("a callback of the store panicked");
+            tracing::error!("store callback panicked");
         }
     }
 

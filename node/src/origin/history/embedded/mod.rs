@@ -340,7 +340,7 @@ impl HistoryStore for EmbeddedStore {
         let partitions = self.partitions.lock().clone().ok_or(StoreError::ShutDown)?;
         let dropped = partitions.drop_expired(now_ms).map_err(failed)?;
         if dropped > 0 {
-            tracing::info!(partitions = dropped, "store dropped what has expired");
+            tracing::info!(partitions = dropped, "expired history deleted");
         }
         Ok(())
     }
@@ -419,7 +419,7 @@ fn join(thread: Option<JoinHandle<()>>) {
         return;
     };
     if thread.join().is_err() {
-        tracing::error!("a thread of the store panicked");
+        tracing::error!("store thread panicked");
     }
 }
 

@@ -160,7 +160,7 @@ impl StoreWriter {
         match sealed {
             Ok(true) => self.unflushed = 0,
             Ok(false) => {}
-            Err(error) => tracing::error!(%error, "store did not seal its tables"),
+            Err(error) => tracing::error!(%error, "store flush failed"),
         }
     }
 
@@ -179,7 +179,7 @@ impl StoreWriter {
         let commit = catch_unwind(AssertUnwindSafe(|| self.commit(jobs, weight, &mut rows, &mut answers)));
         answers.result = commit.unwrap_or_else(|_| Err(self.status.broke("the storage engine panicked")));
         if let Err(error) = &answers.result {
-            tracing::error!(%error, rows = weight.items, "store did not write");
+            tracing::error!(%error, rows = weight.items, "store write failed");
         }
         for rows in &rows {
             self.pending.settle(&rows.ids);
@@ -295,7 +295,7 @@ pub(super) fn run_callbacks(answers: &mpsc::Receiver<GroupReplies>, queue: &Disk
         for done in group.appended {
             let result = group.result.clone();
             if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-                tracing::error!("a callback of the store panicked");
+                tracing::error!("store callback panicked");
             }
         }
         for (answer, is_new) in group.claimed.into_iter().chain(group.queues_put) {

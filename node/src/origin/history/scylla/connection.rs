@@ -245,7 +245,7 @@ impl PreparedSession {
         if passed.clear()
             && let Err(error) = self.session.refresh_metadata().await
         {
-            tracing::debug!(%error, "it is not known which nodes the database has");
+            tracing::debug!(%error, "database topology unknown");
         }
     }
 

@@ -125,6 +125,6 @@ pub(super) async fn set_first_day(shared: &ScyllaShared, do_all_mark: bool) -> R
     let set = database.session.execute_unpaged(&database.statements.set_marked_from, (from,)).await;
     set.map_err(failed)?;
     shared.continuations.from.store(from, Ordering::Relaxed);
-    tracing::info!(day = from, "from this day on a page of the newest messages is read with one request");
+    tracing::info!(day = from, "single-request reads of newest messages enabled from this day");
     Ok(())
 }

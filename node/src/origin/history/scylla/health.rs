@@ -17,7 +17,7 @@ use crate::tasks::OnStop;
 
 /// Interval of health checks while the database answers.
 const LOOK: Duration = Duration::from_secs(1);
-/// Interval of health checks while the database does not answer.
+/// Interval of health checks while database unavailable.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Longest pause after a new session that did not help.
 const RENEW_AGAIN_MAX: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ const SESSION_WAIT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub(super) struct DatabaseHealth {
-    /// Reason why the database does not answer.
+    /// Reason why database unavailable.
     silent: Mutex<Option<StoreError>>,
     /// Reason why the database refused the last write.
     refused: Mutex<Option<StoreError>>,
@@ -53,8 +53,8 @@ impl DatabaseHealth {
     fn answers(&self, result: Result<(), StoreError>) {
         let mut silent = self.silent.lock();
         match (&*silent, &result) {
-            (None, Err(error)) => tracing::error!(%error, "the database does not answer"),
-            (Some(_), Ok(())) => tracing::info!("the database answers again"),
+            (None, Err(error)) => tracing::error!(%error, "database unavailable"),
+            (Some(_), Ok(())) => tracing::info!("database available again"),
             _ => {}
         }
         if result.is_ok() {
@@ -180,7 +180,7 @@ async fn renew(shared: &ScyllaShared, reachability: &NodeReachability) -> bool {
             true
         }
         Err(error) => {
-            tracing::debug!(%error, "no new session with the database");
+            tracing::debug!(%error, "new database session failed");
             false
         }
     }

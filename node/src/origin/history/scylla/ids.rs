@@ -264,7 +264,7 @@ impl ScyllaIdClaims {
             let (waiting, name) = (Arc::clone(shared), name.clone());
             shared.tasks.spawn("store ids", OnStop::Cancel, async move {
                 if let Err(error) = waiting.ids.release_without_row(&waiting, &name, missed).await {
-                    tracing::debug!(%error, "a claim of an id without a row was not given up");
+                    tracing::debug!(%error, "stale message id claim not deleted");
                 }
                 drop(permit);
             });

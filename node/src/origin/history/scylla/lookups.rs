@@ -131,7 +131,7 @@ async fn run(shared: Arc<ScyllaShared>, lane: ScyllaLookupKey, has_more: Arc<Not
         tokio::select! {
             Some((own, found, answer)) = under_way.next() => {
                 if catch_unwind(AssertUnwindSafe(|| found(answer))).is_err() {
-                    tracing::error!("a callback of the store panicked");
+                    tracing::error!("store callback panicked");
                 }
                 // Released only now: during the callback, a publisher whose id is new has begun to write it.
                 for name in &own {

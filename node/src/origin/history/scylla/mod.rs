@@ -379,7 +379,7 @@ impl HistoryStore for ScyllaStore {
             // A write of ids makes at most three requests.
             shared.tasks.stop(3 * shared.options.wait + STOP_SLACK).await;
             if let Err(error) = node::save_highest(shared).await {
-                tracing::warn!(%error, "the time of the last row was not noted");
+                tracing::warn!(%error, "highest row time not stored");
             }
             policies::end_announcement(shared).await;
         });

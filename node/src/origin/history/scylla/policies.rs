@@ -74,7 +74,7 @@ async fn agree_on_continuations(shared: &ScyllaShared, rows: &[PolicyRow]) {
     let do_all_mark = others.all(|row| row.writes_continuations);
     let agreed = continuations::set_first_day(shared, do_all_mark).await;
     if let Err(error) = agreed {
-        tracing::debug!(%error, "whether all runs mark what they write was not asked");
+        tracing::debug!(%error, "incarnations not read: single-request reads stay off");
     }
 }
 

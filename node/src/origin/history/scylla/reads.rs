@@ -81,7 +81,7 @@ async fn run(shared: Arc<ScyllaShared>, query: HistoryQuery, mut answers: Vec<Pa
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(failed("the database did not answer in time")),
             Err(_) => {
-                tracing::error!("a read of the store panicked");
+                tracing::error!("store read panicked");
                 Err(failed("the read panicked"))
             }
         };

@@ -235,7 +235,7 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
             }
             // A node of the database that has not yet received another node's schema change fails to read.
             Err(error) if attempt < ATTEMPTS && !is_forbidden(&error) => {
-                tracing::warn!(%error, "the database did not tell the version of its schema, once more");
+                tracing::warn!(%error, "schema version read failed, retrying");
                 attempt += 1;
                 tokio::time::sleep(ATTEMPT_EACH).await;
             }
@@ -312,7 +312,7 @@ async fn make_keyspace(session: &Session, connection: &ScyllaConnection) -> Resu
     let of_local = nodes.iter().filter(|node| node.datacenter == local).count();
     let copies = connection.replication.unwrap_or(of_local.clamp(1, COPIES_MAX));
     let place = local.unwrap_or_else(|| "replication_factor".to_owned());
-    tracing::info!(keyspace, copies, nodes = nodes.len(), "makes the keyspace");
+    tracing::info!(keyspace, copies, nodes = nodes.len(), "creating the keyspace");
     let made = format!(
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = \
          {{'class': 'NetworkTopologyStrategy', '{place}': {copies}}}"
@@ -353,7 +353,7 @@ async fn alter(session: &Session, connection: &ScyllaConnection, text: &str) -> 
                 return Err(SchemaError::of(keyspace, error));
             }
             Err(error) => {
-                tracing::warn!(%error, "the database did not alter its schema, once more");
+                tracing::warn!(%error, "schema change failed, retrying");
                 attempt += 1;
                 tokio::time::sleep(ATTEMPT_EACH).await;
             }

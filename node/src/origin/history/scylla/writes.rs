@@ -178,7 +178,7 @@ impl WriteQueues {
         self.rows.fetch_sub(rows, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-            tracing::error!("a callback of the store panicked");
+            tracing::error!("store callback panicked");
         }
         number
     }
@@ -262,7 +262,7 @@ async fn run(shared: Arc<ScyllaShared>, key: ChannelKey) {
             }
         };
         if ended.is_err() {
-            tracing::error!("a write of the store panicked");
+            tracing::error!("store write panicked");
             results.fill(Err(failed("the write panicked")));
         }
         drop(permit);

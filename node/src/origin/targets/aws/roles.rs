@@ -135,7 +135,7 @@ impl RoleSession {
                 Ok(Arc::clone(&kept.insert(assumed).keys))
             }
             (Err(reason), Some(kept)) if now_ms < kept.expires_ms => {
-                tracing::warn!(target: crate::telemetry::RATE_LIMITED, reason, "keys of a role could not be replaced");
+                tracing::warn!(target: crate::telemetry::RATE_LIMITED, reason, "role credentials renewal failed");
                 kept.replace_ms = kept.expires_ms.min(now_ms + AGAIN_MS);
                 Ok(Arc::clone(&kept.keys))
             }
