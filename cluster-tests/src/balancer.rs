@@ -23,7 +23,8 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// In front of `nodes`, all of which it finds ready. None where HAProxy is missing, which is a failure in CI.
+    /// Starts a balancer in front of `nodes`, and waits until it finds all of them ready. Gives `None` if
+    /// HAProxy is missing, which is a failure in CI.
     pub async fn start(nodes: &[Node]) -> Option<Self> {
         Self::start_with(nodes, "").await
     }
@@ -66,7 +67,7 @@ impl Balancer {
         Some(balancer)
     }
 
-    /// Where clients go.
+    /// Gives the address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

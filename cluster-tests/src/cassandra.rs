@@ -14,7 +14,7 @@ use crate::network::Host;
 use crate::script::Script;
 use crate::{NodeOptions, SOON, wait_for};
 
-/// Where the server is that all tests of a run share; `cassandra/with` sets it.
+/// Variable with the address of the server that all tests of a run share; `cassandra/with` sets it.
 const SHARED: &str = "FANFARE_TEST_CQL";
 
 /// Nodes of one server.
@@ -28,14 +28,14 @@ const KEYSPACE: &str = "t_";
 pub struct Cassandra {
     /// The contact points, each an address and a port.
     points: Arc<[String]>,
-    /// Of a server that ends with the test.
+    /// Script of a server that ends with the test.
     own: Option<Arc<Script>>,
 }
 
 /// A test's turn at a server that it may kill.
-pub struct Turn(MutexGuard<'static, Option<Cassandra>>);
+pub struct ExclusiveCassandra(MutexGuard<'static, Option<Cassandra>>);
 
-impl Deref for Turn {
+impl Deref for ExclusiveCassandra {
     type Target = Cassandra;
 
     fn deref(&self) -> &Cassandra {
@@ -77,7 +77,7 @@ impl Cassandra {
     /// A server of `nodes` nodes that a test may stop, stall and kill, and has for itself meanwhile. The tests of a process take turns at
     /// one server, since a start costs more than most of them; after a test that failed the next one has a new server. None where it
     /// cannot be started, which `CI=true` forbids. Blocks.
-    pub fn to_kill(nodes: usize) -> Option<Turn> {
+    pub fn to_kill(nodes: usize) -> Option<ExclusiveCassandra> {
         static SERVERS: [Mutex<Option<Cassandra>>; NODES_MAX + 1] =
             [const { Mutex::new(None) }; NODES_MAX + 1];
         let mut kept = SERVERS[nodes].lock().unwrap_or_else(|poisoned| {
@@ -91,7 +91,7 @@ impl Cassandra {
             // As the test before may have left it.
             Some(server) => server.recover(),
         }
-        Some(Turn(kept))
+        Some(ExclusiveCassandra(kept))
     }
 
     /// The same, of one node that asks who it is; it knows [`Cassandra::ADMIN`].
@@ -155,7 +155,7 @@ impl Cassandra {
         assert!(own.run(&["start", "--node", &node.to_string()]).is_some(), "node {node} starts again");
     }
 
-    /// For a node that keeps its messages here, under a keyspace of [`Cassandra::keyspace`].
+    /// Sets a node to keep its messages here, under a keyspace of [`Cassandra::keyspace`].
     pub fn store(&self, options: NodeOptions, keyspace: &str) -> NodeOptions {
         options
             .environment("FANFARE_STORE", "scylla")

@@ -4,7 +4,7 @@
 //! Each channel has one publisher. It publishes a number when a node has acknowledged the number before, and changes the node for that
 //! if it must. A subscriber that receives a number without the number before therefore lacks an acknowledged message.
 
-mod place;
+mod channel_sequence;
 mod subscriber;
 
 use std::collections::{HashMap, HashSet};
@@ -18,9 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::cluster::Cluster;
-use crate::socket::Ended;
+use crate::socket::SocketEnd;
 use crate::{Network, Node, SOON, Socket, history};
-pub use place::Place;
+pub use channel_sequence::ChannelSequence;
 use subscriber::Subscriber;
 
 const CHANNELS: usize = 12;
@@ -69,7 +69,7 @@ pub struct Report {
     pub published: u64,
     pub attaches: u64,
     /// `resumed: false` on a resume, or while attached.
-    pub told: u64,
+    pub losses: u64,
     /// Messages that subscribers lacked after a `resumed: false`.
     pub missing: u64,
     /// Messages that came once more after a `resumed: false`, and the age of the oldest.
@@ -100,7 +100,7 @@ struct Shared {
     key: String,
     addresses: Mutex<Vec<SocketAddr>>,
     /// Messages with an unanswered attempt, by channel and number. Subscribers may receive them twice under the same id.
-    unsure: Mutex<HashSet<(String, u64)>>,
+    in_doubt: Mutex<HashSet<(String, u64)>>,
     /// Acknowledged messages of each channel.
     acknowledged: Mutex<HashMap<String, u64>>,
     begun: Instant,
@@ -116,9 +116,9 @@ impl Shared {
         timeout(ANSWER_MAX, Socket::try_open(addr, "", &self.key)).await.ok().flatten()
     }
 
-    fn is_unsure(&self, channel: &str, number: u64) -> bool {
-        let unsure = self.unsure.lock().unwrap_or_else(PoisonError::into_inner);
-        unsure.contains(&(channel.to_owned(), number))
+    fn is_in_doubt(&self, channel: &str, number: u64) -> bool {
+        let in_doubt = self.in_doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        in_doubt.contains(&(channel.to_owned(), number))
     }
 
     fn acknowledged(&self, channel: &str) -> u64 {
@@ -146,7 +146,7 @@ pub async fn run(
     let shared = Arc::new(Shared {
         key: cluster.nodes()[0].key(),
         addresses: Mutex::new(addresses),
-        unsure: Mutex::default(),
+        in_doubt: Mutex::default(),
         acknowledged: Mutex::default(),
         begun: Instant::now(),
     });
@@ -172,7 +172,7 @@ pub async fn run(
         let fault = plan.faults[dice.below(plan.faults.len() as u64) as usize];
         let node = dice.below(cluster.nodes().len() as u64) as usize;
         println!("{} {fault:?} of n{node}", shared.at());
-        befall(cluster, network, fault, node, &mut dice).await;
+        inject_fault(cluster, network, fault, node, &mut dice).await;
         println!("{} over", shared.at());
         let addresses: Vec<_> = cluster.nodes().iter().map(Node::addr).collect();
         *shared.addresses.lock().unwrap_or_else(PoisonError::into_inner) = addresses;
@@ -186,12 +186,12 @@ pub async fn run(
     published.send_replace(Some(counts.clone()));
     let mut report = Report { published: counts.iter().map(|(_, count)| count).sum(), ..Report::default() };
     while let Some(ended) = subscribers.join_next().await {
-        let heard = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
-        report.attaches += heard.attaches;
-        report.told += heard.told;
-        report.missing += heard.missing;
-        report.again += heard.again;
-        report.oldest = report.oldest.max(heard.oldest);
+        let subscriber_counts = ended.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()));
+        report.attaches += subscriber_counts.attaches;
+        report.losses += subscriber_counts.losses;
+        report.missing += subscriber_counts.missing;
+        report.again += subscriber_counts.again;
+        report.oldest = report.oldest.max(subscriber_counts.oldest);
     }
     if keeps_history {
         for (channel, count) in &counts {
@@ -205,7 +205,7 @@ pub async fn run(
     report
 }
 
-async fn befall(
+async fn inject_fault(
     cluster: &mut Cluster,
     network: Option<&Network>,
     fault: Fault,
@@ -227,7 +227,7 @@ async fn befall(
             let times = node.metric("fanfare_runs_begun_anew_total").await as u64;
             node.pause();
             sleep(dice.between(Duration::from_millis(2_500), Duration::from_secs(6))).await;
-            node.resume_anew(times + 1).await;
+            node.resume_until_restarted(times + 1).await;
         }
         Fault::Blink => {
             let node = &cluster.nodes()[node];
@@ -298,15 +298,15 @@ async fn publish_one(
                 }
                 // A node that drains still answers what it took.
                 Ok(_) => {}
-                Err(Ended::Silence | Ended::Gone | Ended::Closed(_)) => break,
+                Err(SocketEnd::Silence | SocketEnd::Gone | SocketEnd::Closed(_)) => break,
             }
         }
     }
     if is_acknowledged {
         *place = Some(socket);
     } else {
-        let mut unsure = shared.unsure.lock().unwrap_or_else(PoisonError::into_inner);
-        unsure.insert((channel.to_owned(), number));
+        let mut in_doubt = shared.in_doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        in_doubt.insert((channel.to_owned(), number));
     }
     is_acknowledged
 }

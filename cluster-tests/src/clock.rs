@@ -18,11 +18,11 @@ pub fn now_s() -> u64 {
     now_ms() / 1000
 }
 
-/// The clock of the nodes started with [`Shifted::under`]; what they ask of the system passes a library that is loaded
+/// The clock of the nodes started with [`ShiftedClock::under`]; what they ask of the system passes a library that is loaded
 /// before the system's own.
-pub struct Shifted(TempDir);
+pub struct ShiftedClock(TempDir);
 
-impl Default for Shifted {
+impl Default for ShiftedClock {
     fn default() -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let output = Command::new("cc")
@@ -37,12 +37,12 @@ impl Default for Shifted {
     }
 }
 
-impl Shifted {
+impl ShiftedClock {
     pub fn under(&self, options: NodeOptions) -> NodeOptions {
         options.environment("LD_PRELOAD", &self.0.path().join("clock.so").display().to_string())
     }
 
-    /// From now on the time of day is so much later.
+    /// Moves the time of day ahead, from now on.
     pub fn ahead(&self, seconds: i64) {
         let new = self.0.path().join("ahead.new");
         std::fs::write(&new, seconds.to_string()).expect("the folder is writable");

@@ -11,10 +11,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::directory::ALL;
-use crate::network::{Cut, Lost};
+use crate::network::{Cut, PacketLoss};
 use crate::{Directory, Network, Node, NodeOptions, SOON, wait_until};
 
-/// What [`Cluster::node`] gives clients.
+/// Key of the nodes of a cluster, for clients.
 const KEY: &str = "secret.k1";
 
 /// Nodes that know of each other; `n0` is the seed of the others.
@@ -105,7 +105,7 @@ impl Cluster {
         self.until_linked().await;
     }
 
-    /// What one more node would be started with.
+    /// Gives the options of one more node.
     pub fn one_more(&self, node_id: &str) -> NodeOptions {
         let seed = self.nodes[0].gossip().expect("a node of a cluster");
         let options = options(self.nodes.len(), &self.key_file());
@@ -124,7 +124,7 @@ impl Cluster {
         &mut self.nodes
     }
 
-    /// Where the nodes have their key from.
+    /// Gives the file with the cluster key.
     pub fn key_file(&self) -> PathBuf {
         self.key.path().join("cluster.key")
     }
@@ -152,8 +152,8 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())
 }
 
-/// What `node` has logged of others so far: the node that is spoken of, and what is said of it.
-pub fn told(node: &Node) -> Vec<(String, String)> {
+/// Gives the log lines of `node` about others: the node that a line is about, and its message.
+pub fn peer_log_events(node: &Node) -> Vec<(String, String)> {
     let log = node.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let text = |line: &Value, key: &str| line[key].as_str().unwrap_or_default().to_owned();
@@ -167,16 +167,24 @@ pub fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
 }
 
 /// No lane of `from` to `to` carries anything, on nodes that are apart; those of `to` do, and so does gossip.
-pub fn cut_lanes(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
+pub fn cut_peer_streams(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
     let port = to.peer().expect("a node of a cluster").port();
-    let there = network.cut(from.host(), to.host(), Lost::To(port));
-    let back = network.cut(to.host(), from.host(), Lost::From(port));
+    let there = network.cut(from.host(), to.host(), PacketLoss::To(port));
+    let back = network.cut(to.host(), from.host(), PacketLoss::From(port));
     vec![there, back]
 }
 
+/// Waits until each of these nodes holds the other one for dead.
+pub async fn until_down(nodes: &[Node], other: &str) {
+    let death = (other.to_owned(), "peer is down".to_owned());
+    let is_known = || nodes.iter().all(|node| peer_log_events(node).contains(&death));
+    wait_until(SOON, "its death to be known", async || is_known()).await;
+}
+
 /// Waits until the first node holds all others for dead, and each of them the first one.
-pub async fn until_dead(nodes: &[Node]) {
-    let deaths = |node: &Node| told(node).iter().filter(|(_, said)| said == "a node is dead").count();
+pub async fn until_peers_down(nodes: &[Node]) {
+    let deaths =
+        |node: &Node| peer_log_events(node).iter().filter(|(_, said)| said == "peer is down").count();
     let is_dead =
         async || deaths(&nodes[0]) >= nodes.len() - 1 && nodes[1..].iter().all(|node| deaths(node) >= 1);
     wait_until(SOON, "the other side to be dead", is_dead).await;

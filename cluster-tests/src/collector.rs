@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span::{Link, SpanKind};
 use prost::Message as _;
 
-use crate::receiver::{Answer, Received, Receiver};
+use crate::receiver::{Answer, ReceivedRequest, Receiver};
 use crate::{NodeOptions, SOON, wait_for};
 
 /// Listens until it is dropped.
@@ -29,7 +29,7 @@ pub struct Span {
     pub parent: String,
     /// Traces and spans.
     pub links: Vec<(String, String)>,
-    /// As text.
+    /// Attributes, with their values as text.
     pub attributes: HashMap<String, String>,
     pub is_ended: bool,
 }
@@ -52,7 +52,7 @@ impl Collector {
     }
 
     /// All requests so far.
-    pub fn requests(&self) -> Vec<Received> {
+    pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.receiver.received()
     }
 

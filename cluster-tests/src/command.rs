@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::{SOON, binary, system, wait_for, wait_until};
 
 /// A command under way. Dropping it kills it.
-pub struct Running {
+pub struct RunningCommand {
     process: Child,
     stdout: Lines,
     stderr: Lines,
@@ -17,10 +17,10 @@ pub struct Running {
 
 /// Whole lines, as they come.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Kept>>);
+struct Lines(Arc<Mutex<CapturedOutput>>);
 
 #[derive(Default)]
-struct Kept {
+struct CapturedOutput {
     lines: Vec<String>,
     is_over: bool,
 }
@@ -38,7 +38,7 @@ impl Lines {
         lines
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, CapturedOutput> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,8 +47,8 @@ impl Lines {
     }
 }
 
-impl Running {
-    /// Starts the binary with nothing of the environment; stdin stays open until [`Running::end_stdin`].
+impl RunningCommand {
+    /// Starts the binary with nothing of the environment; stdin stays open until [`RunningCommand::end_stdin`].
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_with(&[], arguments)
     }
@@ -90,14 +90,14 @@ impl Running {
     }
 
     /// Waits until stdout has that many lines, and returns all.
-    pub async fn printed(&self, lines: usize) -> Vec<String> {
+    pub async fn wait_for_stdout(&self, lines: usize) -> Vec<String> {
         let what = format!("{lines} lines on stdout");
         let waiting = wait_for(SOON, &what, async || Some(self.stdout()).filter(|all| all.len() >= lines));
         waiting.await
     }
 
     /// Waits for a line on stderr that holds the text, beyond the first `after` lines; gives how many lines are up to it.
-    pub async fn told(&self, text: &str, after: usize) -> usize {
+    pub async fn wait_for_stderr(&self, text: &str, after: usize) -> usize {
         let what = format!("{text:?} on stderr");
         let place = || self.stderr().iter().skip(after).position(|line| line.contains(text));
         wait_for(SOON, &what, async || place().map(|at| after + at + 1)).await
@@ -135,7 +135,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningCommand {
     fn drop(&mut self) {
         // It may be gone already.
         let _ = self.process.kill();

@@ -32,7 +32,8 @@ pub fn chart() -> PathBuf {
 }
 
 impl ControlPlane {
-    /// That of this process; none where it cannot be built, which `CI=true` forbids. Blocks.
+    /// Gives the control plane of this process, or `None` if it cannot be built, which `CI=true` forbids.
+    /// Blocks.
     pub fn shared() -> Option<&'static Self> {
         static STARTED: OnceLock<Option<ControlPlane>> = OnceLock::new();
         STARTED.get_or_init(|| Self::start(None)).as_ref()
@@ -54,10 +55,10 @@ impl ControlPlane {
         keeper.env("FANFARE_KUBERNETES_NAME", &name).stdin(Stdio::piped());
         let keeper = std::os::unix::process::CommandExt::process_group(&mut keeper, 0);
         let keeper = keeper.spawn().expect("a shell can be started");
-        let told = script(&name, minor, "env").output().expect("the script can be started");
-        let told = String::from_utf8(told.stdout).expect("text");
+        let printed = script(&name, minor, "env").output().expect("the script can be started");
+        let printed = String::from_utf8(printed.stdout).expect("text");
         let quoted = |variable: &str| {
-            let (_, rest) = told.split_once(&format!("{variable}='")).expect("a variable");
+            let (_, rest) = printed.split_once(&format!("{variable}='")).expect("a variable");
             PathBuf::from(rest.split_once('\'').expect("its end").0)
         };
         Some(Self { kubeconfig: quoted("KUBECONFIG"), tools: quoted("PATH"), name, minor, _keeper: keeper })
@@ -80,9 +81,9 @@ impl ControlPlane {
 
     fn run(&self, program: &str, arguments: &[&str]) -> String {
         let output = self.command(program, arguments).output().expect("the program can be started");
-        let told = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         let (name, minor) = (&self.name, self.minor);
-        assert!(output.status.success(), "{name} {minor:?}: {program} {arguments:?}: {told}");
+        assert!(output.status.success(), "{name} {minor:?}: {program} {arguments:?}: {printed}");
         String::from_utf8(output.stdout).expect("text")
     }
 }

@@ -33,7 +33,7 @@ impl Directory {
         self
     }
 
-    /// What the last account says of channels; before its keys. `rule` is the inside of the table.
+    /// Adds a rule for channels to the last account, before its keys. `rule` is the inside of the table.
     pub fn channels(mut self, rule: &str) -> Self {
         let _ = write!(self.toml, "[[tenants.accounts.channels]]\n{rule}\n\n");
         self

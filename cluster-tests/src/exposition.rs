@@ -1,4 +1,4 @@
-//! What `/metrics` says, in the text format of Prometheus.
+//! Metrics of a node, read from the text format of Prometheus.
 
 use std::collections::{BTreeMap, BTreeSet};
 

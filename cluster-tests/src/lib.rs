@@ -1,6 +1,7 @@
 //! A harness that runs the real `fanfare` binary, and what the tests say to it.
 //!
-//! Every wait is on a state, with a deadline; every port is 0; every node has a data folder of its own.
+//! Every wait is on a state, with a deadline, or has a name in [`waits`]. Every port is 0, and every node has
+//! a data folder of its own.
 
 pub mod attempts;
 pub mod auth_server;
@@ -38,11 +39,12 @@ mod system;
 pub mod tls;
 pub mod traffic;
 pub mod wait;
+pub mod waits;
 
 pub use auth_server::AuthServer;
 pub use balancer::Balancer;
 pub use cassandra::Cassandra;
-pub use command::Running;
+pub use command::RunningCommand;
 pub use directory::Directory;
 pub use disk::Disk;
 pub use http::Response;

@@ -67,7 +67,7 @@ impl Moto {
         format!("arn:aws:{service}:{region}:{ACCOUNT}:{resource}")
     }
 
-    /// From now on a request needs a good signature of a user or a role with the permission, or it does not any more.
+    /// Sets whether a request needs a good signature of a user or a role with the permission.
     pub async fn ask_for_permission(&self, asks: bool) {
         let free_requests = if asks { "0" } else { "inf" };
         let headers = [("content-type", "text/plain")];

@@ -18,16 +18,16 @@ pub struct Network {
     hosts: AtomicU8,
 }
 
-/// Where one node can be.
+/// A host of the network, for one node.
 #[derive(Debug, Clone)]
 pub struct Host {
     number: u8,
     namespace: Arc<File>,
 }
 
-/// Which packets on the way from one host to another are lost without a word.
+/// Packets from one host to another that are dropped in silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
+pub enum PacketLoss {
     All,
     /// TCP to this port.
     To(u16),
@@ -35,7 +35,7 @@ pub enum Lost {
     From(u16),
 }
 
-/// As long as it is held, packets are lost.
+/// A loss of packets that lasts until this is dropped.
 #[must_use]
 #[derive(Debug)]
 pub struct Cut(String);
@@ -87,11 +87,11 @@ impl Network {
     }
 
     /// Cuts one way alone.
-    pub fn cut(&self, from: &Host, to: &Host, lost: Lost) -> Cut {
+    pub fn cut(&self, from: &Host, to: &Host, lost: PacketLoss) -> Cut {
         let what = match lost {
-            Lost::All => String::new(),
-            Lost::To(port) => format!("ipproto tcp dport {port}"),
-            Lost::From(port) => format!("ipproto tcp sport {port}"),
+            PacketLoss::All => String::new(),
+            PacketLoss::To(port) => format!("ipproto tcp dport {port}"),
+            PacketLoss::From(port) => format!("ipproto tcp sport {port}"),
         };
         let rule = format!("iif v{} to {} {what} blackhole", from.number, to.address());
         ip(&format!("rule add {rule}"));
@@ -102,7 +102,7 @@ impl Network {
     pub fn split(&self, these: &[&Host], those: &[&Host]) -> Vec<Cut> {
         let pairs = these.iter().flat_map(|this| those.iter().map(move |that| (*this, *that)));
         let both = pairs.flat_map(|(this, that)| [(this, that), (that, this)]);
-        both.map(|(from, to)| self.cut(from, to, Lost::All)).collect()
+        both.map(|(from, to)| self.cut(from, to, PacketLoss::All)).collect()
     }
 }
 

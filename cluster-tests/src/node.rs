@@ -20,7 +20,7 @@ use crate::{Directory, Response, binary, http, system, wait_for, wait_until};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
-/// Where operators are not on the node's own machine.
+/// Admin token of nodes whose operators are not on their own machine.
 const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
 /// A pause of so long is a death.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
@@ -83,11 +83,11 @@ pub struct Node {
     data: TempDir,
     addresses: Addresses,
     log: Log,
-    /// Since when it stands still, or when it last began to.
+    /// Time at which the node was last paused.
     paused: Mutex<Option<Instant>>,
 }
 
-/// What a running node writes to `node.json`.
+/// Content of the file `node.json` of a running node.
 #[derive(Deserialize)]
 struct Addresses {
     pid: u32,
@@ -152,22 +152,22 @@ impl Node {
         (data, log, process)
     }
 
-    /// Where clients go.
+    /// Gives the address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addresses.listen
     }
 
-    /// Where operators go.
+    /// Gives the address of the admin listener.
     pub fn admin(&self) -> SocketAddr {
         self.addresses.admin
     }
 
-    /// Where other nodes of its cluster find it.
+    /// Gives the gossip address, for other nodes of its cluster.
     pub fn gossip(&self) -> Option<SocketAddr> {
         self.addresses.gossip
     }
 
-    /// Where other nodes of its cluster connect.
+    /// Gives the peer address, for other nodes of its cluster.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.addresses.peer
     }
@@ -180,7 +180,7 @@ impl Node {
         self.data.path()
     }
 
-    /// Where it runs, if not where the test does.
+    /// Gives the host of a node that was started on one.
     pub fn host(&self) -> &Host {
         self.options.host.as_ref().expect("it was started on a host")
     }
@@ -288,7 +288,7 @@ impl Node {
     pub fn pause(&self) {
         system::pause(self.pid());
         let end = Instant::now() + crate::SOON;
-        while !system::stands_still(self.pid()) {
+        while !system::is_stopped(self.pid()) {
             assert!(Instant::now() < end, "the node does not stand still");
             thread::sleep(Duration::from_millis(1));
         }
@@ -300,22 +300,22 @@ impl Node {
     }
 
     /// Waits until it has stood still for so long that it is dead for its cluster.
-    pub async fn until_paused_for_long(&self) {
+    pub async fn until_stalled_for_long(&self) {
         let paused = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
         let paused = paused.expect("it stands still");
         wait_until(crate::SOON, "the pause to be long", async || paused.elapsed() > PAUSE_MIN).await;
     }
 
     /// Ends a pause when it is long enough to be a death, and waits until it has begun another run, the one of that number.
-    pub async fn resume_anew(&self, times: u64) {
-        self.until_paused_for_long().await;
+    pub async fn resume_until_restarted(&self, times: u64) {
+        self.until_stalled_for_long().await;
         self.resume();
-        self.until_anew(times).await;
+        self.until_restarted(times).await;
     }
 
     /// Waits until it has begun another run, the one of that number, and is ready. It is where it was, and knows nothing of its clients
     /// any more.
-    pub async fn until_anew(&self, times: u64) {
+    pub async fn until_restarted(&self, times: u64) {
         let begun = wait_for(START_MAX, "the node to begin anew", async || {
             let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();
             let begun = metric(&ask("/metrics").await?, "fanfare_runs_begun_anew_total")? as u64;

@@ -1,4 +1,4 @@
-//! Who is present, as clients ask and see it.
+//! Presence members as clients enter, list and see them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub async fn attach(socket: &mut Socket, channel: &str) -> BTreeMap<String, Valu
     if attached["presence"] == true { listed(socket).await } else { BTreeMap::new() }
 }
 
-/// What a node answers over HTTP.
+/// Gives a node's answer for a channel's members over HTTP.
 pub async fn members(node: &Node, channel: &str) -> Value {
     let authorization = http::basic(&node.key());
     let headers = [("authorization", authorization.as_str())];
@@ -65,7 +65,7 @@ pub async fn members(node: &Node, channel: &str) -> Value {
     serde_json::from_slice(&response.body).expect("JSON")
 }
 
-/// Who is there by that, sorted.
+/// Gives the client ids of the members, sorted.
 pub async fn names(node: &Node, channel: &str) -> Vec<String> {
     let listed = members(node, channel).await;
     let name = |member: &Value| member["clientId"].as_str().expect("a clientId").to_owned();
@@ -78,7 +78,7 @@ pub async fn names(node: &Node, channel: &str) -> Vec<String> {
 pub struct Watcher {
     socket: Socket,
     pub list: BTreeMap<String, Value>,
-    /// Of a list that it gets anew, the pages so far.
+    /// Pages so far of a list that comes anew.
     pages: BTreeMap<String, Value>,
     /// All that it was told since it came.
     pub events: Vec<(String, String)>,
@@ -135,7 +135,7 @@ impl Watcher {
 }
 
 /// Waits until each node gives these members.
-pub async fn until_everywhere(nodes: &[Node], channel: &str, expected: &[&str]) {
+pub async fn until_members_on_all(nodes: &[Node], channel: &str, expected: &[&str]) {
     for node in nodes {
         let what = format!("{expected:?} on {channel}");
         wait_until(SOON, &what, async || names(node, channel).await == expected).await;

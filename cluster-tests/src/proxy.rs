@@ -8,14 +8,14 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Nobody listens there.
+/// Address without a listener.
 const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
-/// Dropping it ends all that goes over it.
+/// A relay of TCP connections to one node, which can be cut. Dropping it ends all connections.
 pub struct Proxy {
     addr: SocketAddr,
     target: Arc<Mutex<SocketAddr>>,
-    /// Its change cuts the connections that began before.
+    /// Number of cuts. A change ends the connections that began before.
     cuts: watch::Sender<u64>,
     _accepting: JoinSet<()>,
 }
@@ -40,7 +40,7 @@ impl Proxy {
         format!("ws://{}", self.addr)
     }
 
-    /// Where connections go from now on.
+    /// Sets the target of connections that begin from now on.
     pub fn turn_to(&self, target: SocketAddr) {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }
@@ -74,7 +74,8 @@ async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, cut: watc
     }
 }
 
-/// What cannot be connected is closed, as by a node that is not there.
+/// Relays one connection. If the target cannot be reached, the client's connection is closed, as by a node
+/// that is not there.
 async fn relay(mut client: TcpStream, target: SocketAddr) {
     let Ok(mut node) = TcpStream::connect(target).await else { return };
     if client.set_nodelay(true).is_ok() && node.set_nodelay(true).is_ok() {

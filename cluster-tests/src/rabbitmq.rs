@@ -60,13 +60,13 @@ impl RabbitMq {
         self.url_as(ADMIN)
     }
 
-    /// For `user:password`.
+    /// Gives the URL for `user:password`.
     pub fn url_as(&self, user: &str) -> String {
         let amqp = self.amqp.replacen(ADMIN, user, 1);
         format!("{amqp}{}", self.vhost.replace('/', "%2f"))
     }
 
-    /// Of AMQP.
+    /// Gives the address of AMQP.
     pub fn addr(&self) -> SocketAddr {
         let (_, host) = self.amqp.split_once('@').expect("a user");
         host.trim_end_matches('/').parse().expect("an address")
@@ -77,7 +77,7 @@ impl RabbitMq {
         &self.management
     }
 
-    /// For a node that has its queues here.
+    /// Sets a node to have its queues here.
     pub fn queues(&self, options: NodeOptions) -> NodeOptions {
         options
             .environment("FANFARE_AMQP_URL", &self.url())
@@ -96,7 +96,7 @@ impl RabbitMq {
         assert!(self.script.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
     }
 
-    /// From now on the broker blocks publishers, as without room on its disk, or it does not any more. Blocks.
+    /// Sets whether the broker blocks publishers, as without room on its disk. Blocks.
     pub fn alarm(&self, is_on: bool) {
         let state = if is_on { "on" } else { "off" };
         assert!(self.script.run(&["alarm", state]).is_some(), "the broker has its alarm {state}");
@@ -124,13 +124,13 @@ impl RabbitMq {
     }
 
     /// A consumer of the user who may do all.
-    pub async fn consume(&self, queue: &str) -> Taken {
-        Taken::from(self.connect().await, queue).await.expect("a consumer")
+    pub async fn consume(&self, queue: &str) -> QueueConsumer {
+        QueueConsumer::from(self.connect().await, queue).await.expect("a consumer")
     }
 }
 
 /// A consumer with its connection.
-pub struct Taken {
+pub struct QueueConsumer {
     connection: Connection,
     channel: Channel,
     consumer: Consumer,
@@ -138,7 +138,7 @@ pub struct Taken {
 
 /// A message that a consumer has confirmed.
 #[derive(Debug, Clone)]
-pub struct TakenMessage {
+pub struct ConsumedMessage {
     pub envelope: Value,
     pub body: Vec<u8>,
     pub routing_key: String,
@@ -146,14 +146,14 @@ pub struct TakenMessage {
     headers: FieldTable,
 }
 
-impl TakenMessage {
+impl ConsumedMessage {
     pub fn header(&self, name: &str) -> String {
         let value = self.headers.inner().get(name).and_then(|value| value.as_long_string());
         value.map(ToString::to_string).unwrap_or_default()
     }
 }
 
-impl Taken {
+impl QueueConsumer {
     /// # Errors
     /// The broker refuses it.
     pub async fn from(connection: Connection, queue: &str) -> lapin::Result<Self> {
@@ -164,17 +164,17 @@ impl Taken {
     }
 
     /// The next message; the test fails when none comes.
-    pub async fn next(&mut self) -> TakenMessage {
+    pub async fn next(&mut self) -> ConsumedMessage {
         let next = tokio::time::timeout(SOON, self.try_next()).await;
         next.expect("a message in time").expect("the consumer goes on")
     }
 
     /// None: the broker has ended the consumer.
-    pub async fn try_next(&mut self) -> Option<TakenMessage> {
+    pub async fn try_next(&mut self) -> Option<ConsumedMessage> {
         use futures_util::StreamExt as _;
         let delivery = self.consumer.next().await?.ok()?;
         delivery.acker.ack(BasicAckOptions::default()).await.ok()?;
-        Some(TakenMessage {
+        Some(ConsumedMessage {
             envelope: serde_json::from_slice(&delivery.data).expect("an envelope"),
             routing_key: delivery.routing_key.to_string(),
             message_id: delivery

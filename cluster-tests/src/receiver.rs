@@ -23,15 +23,15 @@ pub enum Answer {
 
 /// One request.
 #[derive(Debug, Clone)]
-pub struct Received {
-    /// By lowercase name.
+pub struct ReceivedRequest {
+    /// Headers by lowercase name.
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
     /// The receiver answers 200, as far as the sender waits for it.
     pub is_taken: bool,
 }
 
-impl Received {
+impl ReceivedRequest {
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).map_or("", String::as_str)
     }
@@ -50,7 +50,7 @@ pub struct Receiver {
 
 struct State {
     answer: Mutex<Answer>,
-    received: Mutex<Vec<Received>>,
+    received: Mutex<Vec<ReceivedRequest>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,7 +88,7 @@ impl Receiver {
     }
 
     /// All requests so far.
-    pub fn received(&self) -> Vec<Received> {
+    pub fn received(&self) -> Vec<ReceivedRequest> {
         lock(&self.state.received).clone()
     }
 }
@@ -99,7 +99,7 @@ async fn serve(mut socket: TcpStream, state: Arc<State>) {
     while let Some((headers, body)) = read(&mut socket, &mut bytes).await {
         let answer = *lock(&state.answer);
         let is_taken = matches!(answer, Answer::Slow(_) | Answer::Status(200..=299));
-        lock(&state.received).push(Received { headers, body, is_taken });
+        lock(&state.received).push(ReceivedRequest { headers, body, is_taken });
         let status = match answer {
             Answer::Status(status) => status,
             Answer::Slow(time) => {

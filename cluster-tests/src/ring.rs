@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::NodeOptions;
 
-/// What the nodes started with [`Ring::under`] have of it.
+/// An io_uring for the nodes that are started with [`Ring::under`].
 pub struct Ring(TempDir);
 
 impl Ring {

@@ -13,26 +13,27 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::presence::{self, present};
-use crate::socket::Ended;
+use crate::socket::SocketEnd;
+use crate::wait::until_each_grows;
 use crate::{SOON, Socket};
 
 const CHANNEL: &str = "room";
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Where clients are sent, as a balancer would do it.
+/// Addresses to which clients go in turn, as behind a balancer.
 #[derive(Clone)]
-pub struct Door {
+pub struct NodeSelector {
     key: Arc<str>,
     addresses: Arc<Mutex<(Vec<SocketAddr>, usize)>>,
-    /// What was published by a socket that ended before it was acknowledged, and once more: it may be heard twice.
-    unsure: Arc<Mutex<HashSet<(u64, u64)>>>,
+    /// Messages that were published twice, since the first socket ended before the ack. They may come twice.
+    in_doubt: Arc<Mutex<HashSet<(u64, u64)>>>,
 }
 
-impl Door {
-    /// To each of these in turn.
+impl NodeSelector {
+    /// Sends clients to each of these addresses in turn.
     pub fn to(addresses: &[SocketAddr], key: &str) -> Self {
         let addresses = Arc::new(Mutex::new((addresses.to_vec(), 0)));
-        Self { key: key.into(), addresses, unsure: Arc::default() }
+        Self { key: key.into(), addresses, in_doubt: Arc::default() }
     }
 
     /// Sends clients only there from now on.
@@ -61,25 +62,25 @@ impl Door {
         }
     }
 
-    fn unsure(&self, message: (u64, u64)) -> bool {
-        self.unsure.lock().unwrap_or_else(PoisonError::into_inner).contains(&message)
+    fn is_in_doubt(&self, message: (u64, u64)) -> bool {
+        self.in_doubt.lock().unwrap_or_else(PoisonError::into_inner).contains(&message)
     }
 }
 
 /// Publishes `[from, number]`, one after the other.
 pub struct Publisher {
-    door: Door,
+    selector: NodeSelector,
     socket: Socket,
     from: u64,
     next: u64,
 }
 
 impl Publisher {
-    pub async fn new(door: &Door, from: u64) -> Self {
-        Self { door: door.clone(), socket: door.open().await, from, next: 0 }
+    pub async fn new(selector: &NodeSelector, from: u64) -> Self {
+        Self { selector: selector.clone(), socket: selector.open().await, from, next: 0 }
     }
 
-    /// Who it is, and the number that it publishes next.
+    /// Gives the publisher's number, and the number that it publishes next.
     pub fn published(&self) -> (u64, u64) {
         (self.from, self.next)
     }
@@ -88,15 +89,15 @@ impl Publisher {
     pub async fn publish(&mut self, count: u64) {
         for _ in 0..count {
             while !self.publish_next().await {
-                self.socket = self.door.open().await;
+                self.socket = self.selector.open().await;
             }
             self.next += 1;
         }
     }
 
-    fn may_be_repeated(&self) {
-        let mut unsure = self.door.unsure.lock().unwrap_or_else(PoisonError::into_inner);
-        unsure.insert((self.from, self.next));
+    fn mark_in_doubt(&self) {
+        let mut in_doubt = self.selector.in_doubt.lock().unwrap_or_else(PoisonError::into_inner);
+        in_doubt.insert((self.from, self.next));
     }
 
     /// False when it is to come back elsewhere.
@@ -111,16 +112,16 @@ impl Publisher {
                 Ok(goodbye) if goodbye["op"] == 4 => return false,
                 // It may have been taken nevertheless.
                 Ok(refused) if refused["id"] == *id && refused["code"] == 50003 => {
-                    self.may_be_repeated();
+                    self.mark_in_doubt();
                     return false;
                 }
                 Ok(other) if other["id"] == *id => {
                     unreachable!("{} is not published: {other}", self.next)
                 }
                 Ok(_) => {}
-                Err(Ended::Silence) => unreachable!("{} is not answered", self.next),
-                Err(Ended::Gone | Ended::Closed(_)) => {
-                    self.may_be_repeated();
+                Err(SocketEnd::Silence) => unreachable!("{} is not answered", self.next),
+                Err(SocketEnd::Gone | SocketEnd::Closed(_)) => {
+                    self.mark_in_doubt();
                     return false;
                 }
             }
@@ -136,14 +137,14 @@ pub struct Members {
 
 impl Members {
     /// Enters as `member-0`, `member-1`, … in the channel of a [`Load`].
-    pub async fn enter(door: &Door, count: usize) -> Self {
+    pub async fn enter(selector: &NodeSelector, count: usize) -> Self {
         let stop = watch::Sender::new(false);
         let mut running = JoinSet::new();
         for number in 0..count {
             let name = format!("member-{number}");
-            let mut socket = door.open_with(&format!("?clientId={name}")).await;
+            let mut socket = selector.open_with(&format!("?clientId={name}")).await;
             present(&mut socket, "enter", CHANNEL, json!({})).await;
-            running.spawn(stay(door.clone(), socket, name, stop.subscribe()));
+            running.spawn(keep_present(selector.clone(), socket, name, stop.subscribe()));
         }
         Self { stop, running }
     }
@@ -155,35 +156,35 @@ impl Members {
     }
 }
 
-async fn stay(door: Door, mut socket: Socket, name: String, stop: watch::Receiver<bool>) {
+async fn keep_present(selector: NodeSelector, mut socket: Socket, name: String, stop: watch::Receiver<bool>) {
     while !*stop.borrow() {
         match socket.next_within(Duration::from_millis(100)).await {
             Ok(goodbye) if goodbye["op"] == 4 => {}
-            Ok(_) | Err(Ended::Silence) => continue,
-            Err(Ended::Gone | Ended::Closed(_)) => {}
+            Ok(_) | Err(SocketEnd::Silence) => continue,
+            Err(SocketEnd::Gone | SocketEnd::Closed(_)) => {}
         }
-        let former = socket.connected["connectionId"].clone();
+        let previous = socket.connected["connectionId"].clone();
         let key = socket.connected["connectionKey"].as_str().expect("a key").to_owned();
         drop(socket);
-        socket = door.open_with(&format!("?clientId={name}&resume={key}")).await;
-        assert_eq!(socket.connected["connectionId"], former, "{name} keeps its connection");
+        socket = selector.open_with(&format!("?clientId={name}&resume={key}")).await;
+        assert_eq!(socket.connected["connectionId"], previous, "{name} keeps its connection");
     }
 }
 
 /// Hears everything that is published, wherever it is; fails the test where something is missing or comes again, or it is told that
 /// something may be missing.
 pub struct Subscriber {
-    door: Door,
+    selector: NodeSelector,
     socket: Option<Socket>,
     serial: Value,
-    /// Of each publisher, the number that comes next.
+    /// Number that comes next, by publisher.
     next: HashMap<u64, u64>,
     /// How often it came back, and how often that was answered.
     pub moves: u64,
     /// Changes of presence that it was told.
     pub seen: Vec<(String, String, Value)>,
     answers: Arc<AtomicU64>,
-    /// What it was answered when it last came back, and what came last.
+    /// Answer to the last attach. The next field is the last frame.
     answered: Value,
     last: Value,
 }
@@ -200,12 +201,12 @@ impl fmt::Debug for Subscriber {
 }
 
 impl Subscriber {
-    pub async fn new(door: &Door) -> Self {
-        let mut socket = door.open().await;
+    pub async fn new(selector: &NodeSelector) -> Self {
+        let mut socket = selector.open().await;
         let serial = socket.attach(CHANNEL).await["serial"].clone();
-        let (door, socket, next) = (door.clone(), Some(socket), HashMap::new());
+        let (selector, socket, next) = (selector.clone(), Some(socket), HashMap::new());
         let (answers, answered, last) = (Arc::default(), Value::Null, Value::Null);
-        Self { door, socket, serial, next, moves: 0, seen: Vec::new(), answers, answered, last }
+        Self { selector, socket, serial, next, moves: 0, seen: Vec::new(), answers, answered, last }
     }
 
     /// Is gone until it reads again.
@@ -232,54 +233,54 @@ impl Subscriber {
     /// Reads one frame, or comes back. False when nothing came in this time.
     pub async fn read(&mut self, within: Duration) -> bool {
         let Some(socket) = &mut self.socket else {
-            self.come_back().await;
+            self.reconnect().await;
             return true;
         };
-        let heard = socket.next_within(within).await;
-        if let Ok(frame) = &heard {
+        let received = socket.next_within(within).await;
+        if let Ok(frame) = &received {
             self.last.clone_from(frame);
         }
-        match heard {
+        match received {
             Ok(frame) if frame["op"] == 13 => self.take(&frame),
-            Ok(frame) if frame["op"] == 9 => self.stand(&frame),
+            Ok(frame) if frame["op"] == 9 => self.take_serial(&frame),
             Ok(frame) if frame["op"] == 4 => self.leave(),
             Ok(frame) if frame["op"] == 12 => self.seen.push(presence::read(&frame)),
             Ok(_) => {}
-            Err(Ended::Silence) => return false,
-            Err(Ended::Gone | Ended::Closed(_)) => self.leave(),
+            Err(SocketEnd::Silence) => return false,
+            Err(SocketEnd::Gone | SocketEnd::Closed(_)) => self.leave(),
         }
         true
     }
 
-    async fn come_back(&mut self) {
-        let mut socket = self.door.open().await;
+    async fn reconnect(&mut self) {
+        let mut socket = self.selector.open().await;
         let attach = json!({"op": 8, "id": "back", "channel": CHANNEL, "serial": self.serial});
         self.moves += 1;
         if !socket.try_send(&attach).await {
             return;
         }
         loop {
-            let heard = socket.next_within(SOON).await;
-            if let Ok(frame) = &heard {
+            let received = socket.next_within(SOON).await;
+            if let Ok(frame) = &received {
                 self.answered.clone_from(frame);
             }
-            match heard {
+            match received {
                 Ok(attached) if attached["id"] == "back" => {
                     assert_eq!(attached["op"], 9, "{attached}");
                     self.socket = Some(socket);
-                    self.stand(&attached);
+                    self.take_serial(&attached);
                     self.answers.fetch_add(1, Ordering::Relaxed);
                     return;
                 }
                 Ok(goodbye) if goodbye["op"] == 4 => return,
                 Ok(_) => {}
-                Err(Ended::Silence) => unreachable!("an attach is not answered"),
+                Err(SocketEnd::Silence) => unreachable!("an attach is not answered"),
                 Err(_) => return,
             }
         }
     }
 
-    fn stand(&mut self, attached: &Value) {
+    fn take_serial(&mut self, attached: &Value) {
         assert_ne!(attached["resumed"], false, "it is told of a loss: {attached}, {self:?}");
         self.serial = attached["serial"].clone();
     }
@@ -289,7 +290,7 @@ impl Subscriber {
             let part = |at: usize| message["data"][at].as_u64().expect("a number");
             let (from, number) = (part(0), part(1));
             let next = self.next.entry(from).or_default();
-            if number < *next && self.door.unsure((from, number)) {
+            if number < *next && self.selector.is_in_doubt((from, number)) {
                 continue;
             }
             assert_eq!(number, *next, "of publisher {from}, at {}", self.serial);
@@ -302,47 +303,63 @@ impl Subscriber {
 /// Publishers and subscribers at one door, who go on until it is enough.
 pub struct Load {
     stop: watch::Sender<bool>,
-    /// Of each publisher, how much it has published, when all of them have ended.
+    /// Count of messages of each publisher, once all have ended.
     published: watch::Sender<Option<Vec<(u64, u64)>>>,
     publishers: JoinSet<(u64, u64)>,
     subscribers: JoinSet<Subscriber>,
+    /// The count of acks that each publisher has got.
+    acked: Vec<watch::Receiver<u64>>,
     answers: Vec<Arc<AtomicU64>>,
 }
 
 impl Load {
     /// Each publisher waits for so long between two messages.
-    pub async fn begin(door: &Door, publishers: u64, subscribers: usize, every: Duration) -> Self {
+    pub async fn begin(
+        selector: &NodeSelector,
+        publishers: u64,
+        subscribers: usize,
+        every: Duration,
+    ) -> Self {
         let mut load = Self {
             stop: watch::Sender::new(false),
             published: watch::Sender::new(None),
             publishers: JoinSet::new(),
             subscribers: JoinSet::new(),
+            acked: Vec::new(),
             answers: Vec::new(),
         };
         for _ in 0..subscribers {
-            let subscriber = Subscriber::new(door).await;
+            let subscriber = Subscriber::new(selector).await;
             load.answers.push(Arc::clone(&subscriber.answers));
             load.subscribers.spawn(read_all(subscriber, load.published.subscribe()));
         }
         for from in 0..publishers {
-            load.publish_at(door, from, every).await;
+            load.publish_at(selector, from, every).await;
         }
         load
     }
 
     /// One more publisher, at a door of its own.
-    pub async fn publish_at(&mut self, door: &Door, from: u64, every: Duration) {
-        let (mut publisher, stop) = (Publisher::new(door, from).await, self.stop.subscribe());
+    pub async fn publish_at(&mut self, selector: &NodeSelector, from: u64, every: Duration) {
+        let (mut publisher, stop) = (Publisher::new(selector, from).await, self.stop.subscribe());
+        let (acks, acked) = watch::channel(0);
+        self.acked.push(acked);
         self.publishers.spawn(async move {
             while !*stop.borrow() {
                 publisher.publish(1).await;
+                acks.send_modify(|count| *count += 1);
                 sleep(every).await;
             }
             publisher.published()
         });
     }
 
-    /// Of each subscriber, how often it came back and was answered.
+    /// Waits until each publisher has got so many more acks.
+    pub async fn until_acked(&self, count: u64) {
+        until_each_grows(3 * SOON, &self.acked, count).await;
+    }
+
+    /// Gives how often each subscriber came back and was answered.
     pub fn answers(&self) -> Vec<u64> {
         self.answers.iter().map(|answers| answers.load(Ordering::Relaxed)).collect()
     }

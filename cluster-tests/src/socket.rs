@@ -19,7 +19,7 @@ pub struct Socket {
     raw: Raw,
     binary: bool,
     next_id: u64,
-    /// What came before an answer that was waited for.
+    /// Frames that came before an answer that was waited for.
     backlog: VecDeque<Value>,
     /// The `connected` frame.
     pub connected: Value,
@@ -131,24 +131,24 @@ impl Socket {
     }
 
     /// The next frame of the protocol, or how the wait for it ended. WebSocket pings are answered.
-    pub async fn next_within(&mut self, deadline: Duration) -> Result<Value, Ended> {
+    pub async fn next_within(&mut self, deadline: Duration) -> Result<Value, SocketEnd> {
         match self.backlog.pop_front() {
             Some(frame) => Ok(frame),
             None => self.read_within(deadline).await,
         }
     }
 
-    async fn read_within(&mut self, deadline: Duration) -> Result<Value, Ended> {
+    async fn read_within(&mut self, deadline: Duration) -> Result<Value, SocketEnd> {
         let end = Instant::now() + deadline;
         loop {
             let read = timeout_at(end, self.raw.frame(deadline)).await.unwrap_or(Err(End::Silence));
             let frame = read.map_err(|end| match end {
-                End::Gone => Ended::Gone,
-                End::Silence => Ended::Silence,
+                End::Gone => SocketEnd::Gone,
+                End::Silence => SocketEnd::Silence,
             })?;
             assert!(frame.fin && frame.reserved == 0, "{frame:?}");
             match frame.opcode {
-                raw::CLOSE => return Err(Ended::Closed(frame.close_code().unwrap_or(1005))),
+                raw::CLOSE => return Err(SocketEnd::Closed(frame.close_code().unwrap_or(1005))),
                 raw::PING => drop(self.raw.send(raw::FIN | raw::PONG, &frame.payload).await),
                 raw::PONG => {}
                 opcode => return Ok(self.decode(opcode, &frame.payload)),
@@ -157,12 +157,12 @@ impl Socket {
     }
 
     /// The first frame of which `wanted` holds, dropping what comes before it.
-    pub async fn find(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub async fn find(&mut self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             match self.next_within(left).await {
-                Ok(frame) if wanted(&frame) => return frame,
+                Ok(frame) if matches(&frame) => return frame,
                 Ok(_) => {}
                 Err(end) => unreachable!("waited for {what}, but {end:?}"),
             }
@@ -176,7 +176,7 @@ impl Socket {
     }
 
     /// Everything up to the end of the connection, and the end.
-    pub async fn to_end(&mut self, deadline: Duration) -> (Vec<Value>, Ended) {
+    pub async fn to_end(&mut self, deadline: Duration) -> (Vec<Value>, SocketEnd) {
         let end = Instant::now() + deadline;
         let mut frames = Vec::new();
         loop {
@@ -201,11 +201,11 @@ impl Socket {
 
 /// Why there is no further frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Ended {
+pub enum SocketEnd {
     /// With this WebSocket close code.
     Closed(u16),
     /// Without a close frame.
     Gone,
-    /// It has not: nothing came in time.
+    /// No end: nothing came in time.
     Silence,
 }

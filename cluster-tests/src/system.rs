@@ -1,4 +1,4 @@
-//! What only the operating system can do.
+//! Calls of the operating system.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -83,7 +83,7 @@ pub(crate) fn pause(pid: u32) {
 }
 
 /// Whether no thread of a process runs, which takes a moment after [`pause`].
-pub(crate) fn stands_still(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
     threads.filter_map(Result::ok).all(|thread| {
         let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();

@@ -10,16 +10,20 @@ use tokio::time::{Instant, sleep};
 
 use crate::cluster::Cluster;
 use crate::raw::{FIN, TEXT};
-use crate::socket::Ended;
+use crate::socket::SocketEnd;
+use crate::wait::until_each_grows;
 use crate::{Node, SOON, Socket, wait_until};
 
 const CHANNELS: usize = 3;
 const PUBLISHERS_MAX: u64 = 8;
 const EVERY: Duration = Duration::from_millis(10);
-/// From a request to its answer: what a node may wait for others, and what a busy machine adds to it.
+/// Greatest time from a request to its answer: a node's wait for others, and some more on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 
-/// Of each publisher and channel.
+/// Acks of each publisher after which a cluster is under load: thirty in each channel.
+pub const LOAD: u64 = 90;
+
+/// Number of messages, by publisher and channel.
 pub type Numbers = HashMap<(u64, String), u64>;
 
 pub fn channel(number: usize) -> String {
@@ -30,20 +34,29 @@ pub fn channels() -> impl Iterator<Item = String> {
     (0..CHANNELS).map(channel)
 }
 
-/// Those who publish, until they are told to end or their node is gone.
+/// Clients that publish until they are told to end or their node is gone.
 pub struct Publishers {
     end: watch::Sender<bool>,
     running: JoinSet<Numbers>,
+    /// The count of acks that each has got.
+    acked: Vec<watch::Receiver<u64>>,
     count: u64,
     may_be_late: bool,
 }
 
 impl Publishers {
     pub fn none() -> Self {
-        Self { end: watch::channel(false).0, running: JoinSet::new(), count: 0, may_be_late: false }
+        Self {
+            end: watch::channel(false).0,
+            running: JoinSet::new(),
+            acked: Vec::new(),
+            count: 0,
+            may_be_late: false,
+        }
     }
 
-    /// Those who come from here on may be told that their node did not know the outcome in time.
+    /// Lets publishers that are added from here on get the answer that their node did not know the outcome in
+    /// time.
     pub fn patient(self) -> Self {
         Self { may_be_late: true, ..self }
     }
@@ -52,7 +65,9 @@ impl Publishers {
     pub async fn add(&mut self, node: &Node) {
         assert!(self.count < PUBLISHERS_MAX, "so many are known to subscribers");
         let socket = Socket::open(node, "").await;
-        self.running.spawn(publish(self.count, socket, self.end.subscribe(), self.may_be_late));
+        let (acks, acked) = watch::channel(0);
+        self.acked.push(acked);
+        self.running.spawn(publish(self.count, socket, self.end.subscribe(), self.may_be_late, acks));
         self.count += 1;
     }
 
@@ -62,6 +77,11 @@ impl Publishers {
             publishers.add(node).await;
         }
         publishers
+    }
+
+    /// Waits until each has got so many more acks; one whose node is gone has ended, and is not waited for.
+    pub async fn until_acked(&self, count: u64) {
+        until_each_grows(3 * SOON, &self.acked, count).await;
     }
 
     /// Ends them all. Gives how many messages of each were acknowledged; these and at most one more were published.
@@ -75,7 +95,13 @@ impl Publishers {
     }
 }
 
-async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>, may_be_late: bool) -> Numbers {
+async fn publish(
+    from: u64,
+    mut socket: Socket,
+    end: watch::Receiver<bool>,
+    may_be_late: bool,
+    acks: watch::Sender<u64>,
+) -> Numbers {
     let mut acknowledged: Numbers = channels().map(|channel| ((from, channel), 0)).collect();
     let mut numbers = acknowledged.clone();
     while !*end.borrow() {
@@ -91,7 +117,7 @@ async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>, may_
                 match socket.next_within(ANSWER_MAX).await {
                     Ok(frame) if frame["id"] == "p" => break frame,
                     Ok(_) => {}
-                    Err(Ended::Silence) => {
+                    Err(SocketEnd::Silence) => {
                         unreachable!("publisher {from} was not answered within {ANSWER_MAX:?}")
                     }
                     Err(_) => return acknowledged,
@@ -102,6 +128,7 @@ async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>, may_
             *number += 1;
             if ack["op"] == 1 {
                 acknowledged.insert(of.clone(), *number);
+                acks.send_modify(|count| *count += 1);
             }
         }
         sleep(EVERY).await;
@@ -109,21 +136,22 @@ async fn publish(from: u64, mut socket: Socket, end: watch::Receiver<bool>, may_
     acknowledged
 }
 
-/// What a subscriber has heard. Whatever a channel's publisher says comes in order and once, and what does not come is told.
+/// Messages that a subscriber has received. Those of a publisher on a channel must come in order and once,
+/// and missing ones must be reported as a loss.
 #[derive(Debug, Clone, Default)]
-pub struct Heard {
+pub struct ReceivedMessages {
     /// The number that comes next.
     next: Numbers,
-    /// Of whom it was told, since the last message, that some may be missing.
-    told: HashSet<(u64, String)>,
+    /// Publishers and channels of which messages may be missing, as reported since their last message.
+    excused: HashSet<(u64, String)>,
     /// How often it was told, by channel.
     losses: HashMap<String, u64>,
-    /// Its position, by channel.
+    /// Latest serial, by channel.
     serials: HashMap<String, Value>,
     missing: u64,
 }
 
-impl Heard {
+impl ReceivedMessages {
     pub fn take(&mut self, frame: &Value) {
         let channel = frame["channel"].as_str().unwrap_or_default().to_owned();
         if frame["op"] == 9 {
@@ -139,18 +167,18 @@ impl Heard {
         for message in frame["messages"].as_array().expect("a message frame") {
             let part = |at: usize| message["data"][at].as_u64().expect("a number");
             let of = (part(0), channel.clone());
-            let told = self.told.remove(&of);
+            let reported = self.excused.remove(&of);
             let known = self.next.insert(of, part(1) + 1);
             let next = known.unwrap_or_default();
             assert!(part(1) >= next, "{message} came twice or late on {channel}, {next} was next");
             let is_all = part(1) == next || part(2) <= next;
-            assert!(told || is_all, "silent gap: {message} on {channel}, {next} was next");
+            assert!(reported || is_all, "silent gap: {message} on {channel}, {next} was next");
             self.missing += known.map_or(0, |next| part(1) - next);
         }
         self.serials.insert(channel, frame["serial"].clone());
     }
 
-    /// Who is not resumed begins anew: what it has had may come again.
+    /// Notes an attach. Without a resume the numbers begin anew, and earlier messages may come again.
     fn begin(&mut self, channel: &str, attached: &Value, is_back: bool) {
         self.serials.insert(channel.to_owned(), attached["serial"].clone());
         if attached["resumed"] == false {
@@ -160,9 +188,9 @@ impl Heard {
         }
     }
 
-    /// What comes next of the channel may be any number.
+    /// Lets any number come next in the channel.
     fn excuse(&mut self, channel: &str) {
-        self.told.extend((0..PUBLISHERS_MAX).map(|from| (from, channel.to_owned())));
+        self.excused.extend((0..PUBLISHERS_MAX).map(|from| (from, channel.to_owned())));
     }
 
     /// How often it was told that messages may be missing, over all channels.
@@ -175,10 +203,11 @@ impl Heard {
         self.missing
     }
 
-    /// Of what was acknowledged, it has the last or was told that something may be missing.
-    pub fn has_or_misses(&self, acknowledged: &Numbers) -> bool {
+    /// Tells whether the subscriber has the last of the acknowledged messages, or was told that some may be
+    /// missing.
+    pub fn has_or_may_miss(&self, acknowledged: &Numbers) -> bool {
         let is_fine = |of: &(u64, String), count| {
-            self.told.contains(of) || self.next.get(of).copied().unwrap_or_default() >= count
+            self.excused.contains(of) || self.next.get(of).copied().unwrap_or_default() >= count
         };
         acknowledged.iter().all(|(of, count)| is_fine(of, *count))
     }
@@ -192,14 +221,14 @@ impl Heard {
 /// A client that is attached to all channels and reads for itself.
 pub struct Subscriber {
     pub name: String,
-    heard: watch::Receiver<Heard>,
+    received: watch::Receiver<ReceivedMessages>,
     end: watch::Sender<bool>,
-    reading: JoinSet<Heard>,
+    reading: JoinSet<ReceivedMessages>,
 }
 
 impl Subscriber {
     pub async fn on(node: &Node, name: &str) -> Self {
-        Self::after(node, name, Heard::default()).await
+        Self::after(node, name, ReceivedMessages::default()).await
     }
 
     /// One on each of these nodes.
@@ -212,50 +241,51 @@ impl Subscriber {
     }
 
     /// One that was elsewhere before, and has heard this.
-    pub async fn after(node: &Node, name: &str, mut heard: Heard) -> Self {
+    pub async fn after(node: &Node, name: &str, mut received: ReceivedMessages) -> Self {
         let mut socket = Socket::open(node, "").await;
         for channel in channels() {
             let mut attach = json!({"op": 8, "channel": channel});
-            if let Some(serial) = heard.serials.get(&channel) {
+            if let Some(serial) = received.serials.get(&channel) {
                 attach["serial"] = serial.clone();
             }
             let is_back = attach["serial"] != Value::Null;
             let attached = socket.ask(attach).await;
             assert_eq!(attached["op"], 9, "{attached}");
-            heard.begin(&channel, &attached, is_back);
+            received.begin(&channel, &attached, is_back);
         }
-        let (tell, told) = watch::channel(heard.clone());
+        let (tell, reported) = watch::channel(received.clone());
         let (end, ended) = watch::channel(false);
         let mut reading = JoinSet::new();
-        reading.spawn(read(socket, heard, tell, ended));
-        Self { name: name.to_owned(), heard: told, end, reading }
+        reading.spawn(read(socket, received, tell, ended));
+        Self { name: name.to_owned(), received: reported, end, reading }
     }
 
-    pub fn heard(&self) -> Heard {
-        self.heard.borrow().clone()
+    pub fn received(&self) -> ReceivedMessages {
+        self.received.borrow().clone()
     }
 
     /// Goes away.
-    pub async fn leave(mut self) -> Heard {
+    pub async fn leave(mut self) -> ReceivedMessages {
         self.end.send(true).ok();
         self.reading.join_next().await.expect("it reads").expect("a subscriber does not fail")
     }
 
     /// Waits until it has what was acknowledged, and nothing more is on its way.
-    pub async fn settle(self, acknowledged: &Numbers) -> Heard {
+    pub async fn settle(self, acknowledged: &Numbers) -> ReceivedMessages {
         self.settle_after(acknowledged, &Numbers::new()).await
     }
 
     /// The same, where a run has ended: it has what was acknowledged there, too, or was told that it may be missing.
-    pub async fn settle_after(mut self, acknowledged: &Numbers, ended: &Numbers) -> Heard {
+    pub async fn settle_after(mut self, acknowledged: &Numbers, ended: &Numbers) -> ReceivedMessages {
         let end = Instant::now() + SOON;
-        let has_all = |heard: &Heard| heard.has(acknowledged) && heard.has_or_misses(ended);
-        while !has_all(&self.heard.borrow_and_update()) {
+        let has_all =
+            |received: &ReceivedMessages| received.has(acknowledged) && received.has_or_may_miss(ended);
+        while !has_all(&self.received.borrow_and_update()) {
             let left = end.saturating_duration_since(Instant::now());
-            let came = tokio::time::timeout(left, self.heard.changed()).await;
+            let came = tokio::time::timeout(left, self.received.changed()).await;
             if !matches!(came, Ok(Ok(()))) {
-                let heard = self.leave().await;
-                unreachable!("not all of {acknowledged:?} and {ended:?} has come: {heard:?}");
+                let received = self.leave().await;
+                unreachable!("not all of {acknowledged:?} and {ended:?} has come: {received:?}");
             }
         }
         self.leave().await
@@ -264,25 +294,25 @@ impl Subscriber {
 
 /// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
 /// be well.
-pub async fn end_well(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
-    end_well_after(cluster, acknowledged, &Numbers::new(), subscribers).await;
+pub async fn assert_converged(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
+    assert_converged_with_losses(cluster, acknowledged, &Numbers::new(), subscribers).await;
     for node in cluster.nodes() {
         assert_eq!(node.metric("fanfare_runs_begun_anew_total").await, 0.0, "who ran all the time goes on");
     }
 }
 
 /// The same, where runs have ended with what they had acknowledged.
-pub async fn end_well_after(
+pub async fn assert_converged_with_losses(
     cluster: &mut Cluster,
     acknowledged: &Numbers,
     ended: &Numbers,
     subscribers: Vec<Subscriber>,
 ) {
-    let mut last = Heard::default();
+    let mut last = ReceivedMessages::default();
     for subscriber in subscribers {
-        let (name, heard) = (subscriber.name.clone(), subscriber.settle_after(acknowledged, ended).await);
-        println!("{name}: told {} times, {} missing", heard.losses(), heard.missing());
-        last = heard;
+        let (name, received) = (subscriber.name.clone(), subscriber.settle_after(acknowledged, ended).await);
+        println!("{name}: told {} times, {} missing", received.losses(), received.missing());
+        last = received;
     }
     for node in cluster.nodes() {
         wait_until(SOON, "who comes back to be resumed", async || {
@@ -299,22 +329,22 @@ pub async fn end_well_after(
 
 async fn read(
     mut socket: Socket,
-    mut heard: Heard,
-    tell: watch::Sender<Heard>,
+    mut received: ReceivedMessages,
+    tell: watch::Sender<ReceivedMessages>,
     mut ended: watch::Receiver<bool>,
-) -> Heard {
+) -> ReceivedMessages {
     loop {
         let frame = tokio::select! {
-            _ = ended.changed() => return heard,
+            _ = ended.changed() => return received,
             frame = socket.next_within(SOON) => frame,
         };
         match frame {
             Ok(frame) => {
-                heard.take(&frame);
-                tell.send_replace(heard.clone());
+                received.take(&frame);
+                tell.send_replace(received.clone());
             }
-            Err(Ended::Silence) => {}
-            Err(_) => return heard,
+            Err(SocketEnd::Silence) => {}
+            Err(_) => return received,
         }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
 
 const STEP: Duration = Duration::from_millis(20);
 
@@ -21,4 +22,15 @@ pub async fn wait_for<T>(deadline: Duration, what: &str, mut ask: impl AsyncFnMu
 /// Asks until the answer is yes, and fails the test when it is not in time.
 pub async fn wait_until(deadline: Duration, what: &str, mut ask: impl AsyncFnMut() -> bool) {
     wait_for(deadline, what, async || ask().await.then_some(())).await;
+}
+
+/// Waits until each of these counts has grown by so much. One whose owner has ended is not waited for.
+pub(crate) async fn until_each_grows(deadline: Duration, counts: &[watch::Receiver<u64>], by: u64) {
+    let end = Instant::now() + deadline;
+    let goals: Vec<u64> = counts.iter().map(|count| *count.borrow() + by).collect();
+    for (count, goal) in counts.iter().zip(goals) {
+        let mut count = count.clone();
+        let is_in_time = timeout_at(end, count.wait_for(|count| *count >= goal)).await.is_ok();
+        assert!(is_in_time, "waited {deadline:?} in vain for {goal}, it is {}", *count.borrow());
+    }
 }

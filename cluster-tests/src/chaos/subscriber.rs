@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use super::place::Place;
+use super::channel_sequence::ChannelSequence;
 use super::{AGAIN, Dice, Shared};
 use crate::{SOON, Socket};
 
@@ -26,16 +26,16 @@ pub(super) struct Subscriber {
     dice: Dice,
     is_cut: bool,
     shared: Arc<Shared>,
-    places: HashMap<String, Place>,
-    heard: Heard,
+    sequences: HashMap<String, ChannelSequence>,
+    counts: SubscriberCounts,
     /// The last frames, for the message of a failed test.
     last: Vec<String>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Heard {
+pub(super) struct SubscriberCounts {
     pub(super) attaches: u64,
-    pub(super) told: u64,
+    pub(super) losses: u64,
     pub(super) missing: u64,
     pub(super) again: u64,
     pub(super) oldest: Duration,
@@ -49,12 +49,15 @@ impl Subscriber {
         is_cut: bool,
         shared: Arc<Shared>,
     ) -> Self {
-        let (places, heard, last) = (HashMap::new(), Heard::default(), Vec::new());
-        Self { number, channels, dice, is_cut, shared, places, heard, last }
+        let (sequences, counts, last) = (HashMap::new(), SubscriberCounts::default(), Vec::new());
+        Self { number, channels, dice, is_cut, shared, sequences, counts, last }
     }
 
     /// Runs until the client has all messages. `published` holds their numbers at the end of the course.
-    pub(super) async fn run(mut self, published: watch::Receiver<Option<Vec<(String, u64)>>>) -> Heard {
+    pub(super) async fn run(
+        mut self,
+        published: watch::Receiver<Option<Vec<(String, u64)>>>,
+    ) -> SubscriberCounts {
         let mut end = None;
         loop {
             let Some(mut socket) = self.shared.open(&mut self.dice).await else {
@@ -71,7 +74,7 @@ impl Subscriber {
                 if let Some(all) = all {
                     let end = *end.get_or_insert_with(|| Instant::now() + LAST_MAX);
                     if self.has_all(&all) {
-                        return self.heard;
+                        return self.counts;
                     }
                     assert!(Instant::now() < end, "{} lacks some of {all:?}", self.describe());
                 } else if self.is_cut && Instant::now() >= cut {
@@ -80,7 +83,7 @@ impl Subscriber {
                 match socket.next_within(FRAME_MAX).await {
                     Ok(frame) if frame["op"] == 4 => break,
                     Ok(frame) => self.take(&frame),
-                    Err(crate::socket::Ended::Silence) => {}
+                    Err(crate::socket::SocketEnd::Silence) => {}
                     Err(_) => break,
                 }
             }
@@ -90,7 +93,7 @@ impl Subscriber {
     /// Returns false if the socket ends before.
     async fn attach_all(&mut self, socket: &mut Socket) -> bool {
         for channel in self.channels.clone() {
-            let serial = self.places.get(&channel).and_then(|place| place.serial.clone());
+            let serial = self.sequences.get(&channel).and_then(|sequence| sequence.serial.clone());
             let mut attach = json!({"op": 8, "id": channel, "channel": channel});
             if let Some(serial) = serial {
                 attach["serial"] = serial;
@@ -127,34 +130,34 @@ impl Subscriber {
         if self.last.len() > 40 {
             self.last.remove(0);
         }
-        let place = self.places.entry(channel.to_owned()).or_default();
+        let sequence = self.sequences.entry(channel.to_owned()).or_default();
         if frame["op"] == 9 {
-            self.heard.attaches += 1;
-            if place.serial.is_some() && frame["resumed"] == false {
-                self.heard.told += 1;
-                place.tell(self.shared.acknowledged(channel));
+            self.counts.attaches += 1;
+            if sequence.serial.is_some() && frame["resumed"] == false {
+                self.counts.losses += 1;
+                sequence.report_loss(self.shared.acknowledged(channel));
             }
         }
         let (mut fault, mut old) = (None, None);
         for message in frame["messages"].as_array().into_iter().flatten() {
             let number = message["data"].as_u64().expect("a number");
-            let is_unsure = self.shared.is_unsure(channel, number);
-            let next = place.next;
-            if let Some(age) = place.again(number).filter(|_| !is_unsure) {
-                self.heard.again += 1;
-                if self.heard.oldest <= AGAIN_OLD && age > AGAIN_OLD {
+            let is_in_doubt = self.shared.is_in_doubt(channel, number);
+            let next = sequence.next;
+            if let Some(age) = sequence.age_of_duplicate(number).filter(|_| !is_in_doubt) {
+                self.counts.again += 1;
+                if self.counts.oldest <= AGAIN_OLD && age > AGAIN_OLD {
                     old = Some(format!("{number} on {channel} comes once more after {age:?}"));
                 }
-                self.heard.oldest = self.heard.oldest.max(age);
+                self.counts.oldest = self.counts.oldest.max(age);
             }
-            match place.take(number, is_unsure) {
-                Ok(missing) => self.heard.missing += missing,
+            match sequence.take(number, is_in_doubt) {
+                Ok(missing) => self.counts.missing += missing,
                 Err(what) => {
                     fault = fault.or(Some(format!("{what}: {number} on {channel}, {next:?} was next")))
                 }
             }
         }
-        place.serial = Some(frame["serial"].clone());
+        sequence.serial = Some(frame["serial"].clone());
         if let Some(old) = old {
             println!("{old}, {}", self.describe());
         }
@@ -165,8 +168,8 @@ impl Subscriber {
 
     fn has_all(&self, published: &[(String, u64)]) -> bool {
         published.iter().filter(|(channel, _)| self.channels.contains(channel)).all(|(channel, count)| {
-            let place = self.places.get(channel);
-            place.is_some_and(|place| place.is_told || place.next.unwrap_or(0) >= *count)
+            let sequence = self.sequences.get(channel);
+            sequence.is_some_and(|sequence| sequence.is_loss_reported || sequence.next.unwrap_or(0) >= *count)
         })
     }
 

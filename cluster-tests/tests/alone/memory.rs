@@ -1,4 +1,4 @@
-//! What a node holds in memory while its store takes all that publishers can send.
+//! Memory of a node while its store takes all that publishers can send.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,7 +79,8 @@ async fn watch(node: Arc<Node>, peak: Arc<AtomicU64>) {
     }
 }
 
-/// What counts against the bound is what they take: names, ids and publishers too, and a frame in each format.
+/// The whole memory of recent messages counts against the bound: names, ids and publishers too, and a frame
+/// in each format.
 #[tokio::test(flavor = "multi_thread")]
 async fn recent_messages_stay_within_their_bound() {
     const RINGS_BYTES: u64 = 32 * MIB;

@@ -64,8 +64,8 @@ fn second_eviction_is_beyond_the_budget() {
     let first = evict("fanfare-0");
     assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
     let second = evict("fanfare-1");
-    let told = String::from_utf8_lossy(&second.stderr);
-    assert!(!second.status.success() && told.contains("disruption budget"), "{told}");
+    let outcome = String::from_utf8_lossy(&second.stderr);
+    assert!(!second.status.success() && outcome.contains("disruption budget"), "{outcome}");
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn assert_taken(namespace: &Namespace<'_>) {
         let rendered = namespace.helm(&["template", "fanfare", chart, "--set", values]);
         let apply = ["apply", "--server-side", "--dry-run=server", "--validate=strict", "--filename", "-"];
         let taken = namespace.try_kubectl(&apply, &rendered);
-        let told = String::from_utf8_lossy(&taken.stderr);
-        assert!(taken.status.success(), "{values}: {told}");
-        assert!(!told.contains("Warning"), "{values}: {told}");
+        let outcome = String::from_utf8_lossy(&taken.stderr);
+        assert!(taken.status.success(), "{values}: {outcome}");
+        assert!(!outcome.contains("Warning"), "{values}: {outcome}");
     }
 }
 
@@ -151,9 +151,9 @@ fn pod_against_the_restricted_standard_is_warned_of() {
     let chart = chart();
     let rendered = namespace.helm(&["template", "fanfare", chart.to_str().expect("a path")]);
     let apply = ["apply", "--server-side", "--dry-run=server", "--filename", "-"];
-    let told = namespace.try_kubectl(&apply, &rendered.replace("drop: [ALL]", "drop: []"));
+    let outcome = namespace.try_kubectl(&apply, &rendered.replace("drop: [ALL]", "drop: []"));
     assert!(
-        String::from_utf8_lossy(&told.stderr).contains("violate PodSecurity"),
+        String::from_utf8_lossy(&outcome.stderr).contains("violate PodSecurity"),
         "the check of a warning can fail"
     );
 }

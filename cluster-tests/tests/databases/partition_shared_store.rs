@@ -4,12 +4,12 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_peers_down};
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber, channels, end_well};
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_converged, channels};
+use fanfare_cluster_tests::waits::fault_lasts;
 use fanfare_cluster_tests::{Cassandra, Node, Socket, history};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 const KEY: &str = "secret.k1";
 const A_WHILE: Duration = Duration::from_secs(1);
@@ -33,33 +33,34 @@ fn history_has_once_what_either_side_acknowledged() {
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let moving = Subscriber::on_each(nodes, "moves").await;
         let publishers = Publishers::on(nodes).await;
-        sleep(A_WHILE).await;
+        publishers.until_acked(LOAD).await;
         let cuts = cut_off(&network, nodes);
-        until_dead(nodes).await;
+        until_peers_down(nodes).await;
         for (at, subscriber) in moving.into_iter().enumerate() {
-            let heard = subscriber.leave().await;
-            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", heard).await);
+            let received = subscriber.leave().await;
+            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", received).await);
         }
         let first = publish_with_id(&nodes[0]).await;
         assert_eq!(publish_with_id(&nodes[1]).await, first, "the database knows that it was published");
         let away = Subscriber::on_each(nodes, "away while it is healed").await;
-        sleep(A_WHILE).await;
-        let mut heard = Vec::new();
+        fault_lasts(A_WHILE).await;
+        let mut received = Vec::new();
         for subscriber in away {
-            heard.push(subscriber.leave().await);
+            received.push(subscriber.leave().await);
         }
         drop(cuts);
         // While the links come back, and after.
-        let back = Subscriber::after(&nodes[1], "back at once", heard[0].clone()).await;
+        let back = Subscriber::after(&nodes[1], "back at once", received[0].clone()).await;
         subscribers.push(back);
         cluster.until_linked().await;
         let nodes = cluster.nodes();
-        for (at, heard) in heard.into_iter().enumerate() {
-            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "back when it is healed", heard).await);
+        for (at, received) in received.into_iter().enumerate() {
+            subscribers
+                .push(Subscriber::after(&nodes[(at + 1) % 3], "back when it is healed", received).await);
         }
-        sleep(A_WHILE).await;
+        publishers.until_acked(LOAD).await;
         let acknowledged = publishers.end().await;
-        end_well(&mut cluster, &acknowledged, subscribers).await;
+        assert_converged(&mut cluster, &acknowledged, subscribers).await;
         for node in &*cluster.nodes() {
             for channel in channels() {
                 let records = history::read_all(node.addr(), KEY, &channel, "limit=1000").await;

@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, Running, history, http};
+use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, RunningCommand, history, http};
 use scylla::client::session::Session;
 use serde_json::json;
 
@@ -24,11 +24,11 @@ const TABLES: [&str; 13] = [
     "revocations",
     "schema_version",
 ];
-/// Of which no node of a database can be.
+/// Address at which no node of a database can be.
 const NOWHERE: &str = "127.0.0.1:1";
 
-fn apply(points: &str, keyspace: &str) -> Running {
-    Running::start(&[
+fn apply(points: &str, keyspace: &str) -> RunningCommand {
+    RunningCommand::start(&[
         "schema",
         "apply",
         "--store",
@@ -40,19 +40,19 @@ fn apply(points: &str, keyspace: &str) -> Running {
     ])
 }
 
-/// What the command says, which is to end with this code.
-async fn said(mut command: Running, code: i32) -> String {
+/// Gives the output of the command, which must end with this code.
+async fn said(mut command: RunningCommand, code: i32) -> String {
     let ended = command.ended_within(3 * fanfare_cluster_tests::SOON).await;
     let text = [command.stdout(), command.stderr()].concat().join("\n");
     assert_eq!(ended.code(), Some(code), "{text}");
     text
 }
 
-/// What a node says that cannot start.
+/// Gives the output of a node that cannot start.
 async fn refusal(points: &str, keyspace: &str, schema: &str) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let data = folder.path().display().to_string();
-    let serve = Running::start(&[
+    let serve = RunningCommand::start(&[
         "serve",
         "--listen",
         "127.0.0.1:0",
@@ -98,7 +98,7 @@ async fn concurrent_applies_over_three_nodes_of_the_database_agree() {
 }
 
 /// Seconds for which a table remembers that a row was deleted.
-async fn grace_s(session: &Session, keyspace: &str, table: &str) -> i32 {
+async fn tombstone_retention_s(session: &Session, keyspace: &str, table: &str) -> i32 {
     let asked =
         "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
     let found = session.query_unpaged(asked, (keyspace, table)).await.expect("read").into_rows_result();
@@ -120,8 +120,8 @@ async fn make_one_schema(cassandra: &Cassandra) {
     names.sort_unstable();
     assert_eq!(names, TABLES);
     for table in ["members", "revocations", "message_ids", "nonces", "policies"] {
-        let grace_s = grace_s(&session, &keyspace, table).await;
-        assert_eq!(grace_s, 3_600, "{table}: what was deleted is gone within hours");
+        let retention_s = tombstone_retention_s(&session, &keyspace, table).await;
+        assert_eq!(retention_s, 3_600, "{table}: what was deleted is gone within hours");
     }
     let text = said(apply(&points, &keyspace), 0).await;
     assert_eq!(text, format!("the keyspace {keyspace} has everything already"));
@@ -178,7 +178,7 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     drop(Node::start(cassandra.store(options, &keyspace)).await);
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
     assert_eq!(tables(&session, &keyspace).await.len(), TABLES.len());
-    assert_eq!(grace_s(&session, &keyspace, "nonces").await, 3_600);
+    assert_eq!(tombstone_retention_s(&session, &keyspace, "nonces").await, 3_600);
 }
 
 #[tokio::test(flavor = "multi_thread")]

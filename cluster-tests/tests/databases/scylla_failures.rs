@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::network::{Lost, isolated};
+use fanfare_cluster_tests::network::{PacketLoss, isolated};
+use fanfare_cluster_tests::waits::{fault_lasts, pace};
 use fanfare_cluster_tests::{
     Cassandra, Directory, Node, NodeOptions, SOON, Socket, history, http, wait_for, wait_until,
 };
@@ -21,11 +22,11 @@ use tokio::time::Instant;
 const KEY: &str = "secret.k1";
 /// How long a publisher waits for the store at most, and what a busy machine adds to that.
 const REFUSED_WITHIN: Duration = Duration::from_millis(2_000 + 1_500);
-/// From when the database answers.
+/// Greatest time from the database's return until a publish is acknowledged.
 const WELL_WITHIN: Duration = Duration::from_secs(5);
 const PUBLISHERS: usize = 8;
-/// From an answer to a publisher's next attempt. Some have a request under way at any time, and a database is not driven to its
-/// limit, which leaves no processor to those who watch.
+/// Time from an answer to a publisher's next attempt. Some have a request under way at any time, but the
+/// database is not driven to its limit, which would leave no processor to the test.
 const EVERY: Duration = Duration::from_millis(20);
 
 async fn node(cassandra: &Cassandra) -> Node {
@@ -50,7 +51,7 @@ async fn status(node: &Node, path: &str) -> u16 {
     http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await.status
 }
 
-/// By then the database has taken a node of its own for dead, also on a busy machine.
+/// Greatest time until the database takes one of its nodes for down, also on a busy machine.
 const MARKED_DOWN: Duration = Duration::from_secs(120);
 
 /// Waits until a publish is acknowledged; how long that took.
@@ -64,7 +65,7 @@ async fn until_well(node: &Node) -> Duration {
 }
 
 /// Waits until the store is missed, and then holds the node to what it promises without one.
-async fn assert_told_in_time(node: &Node, subscriber: &mut Socket, why: &str) {
+async fn assert_degraded_in_time(node: &Node, subscriber: &mut Socket, why: &str) {
     // A process that is told to end may still answer for a moment.
     wait_until(SOON, "a refused publish", async || {
         publish(node, "probe", json!({"data": 1})).await.status == 503
@@ -119,14 +120,14 @@ async fn subscriber(node: &Node) -> Socket {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_or_stalled_database_is_told_and_live_delivery_works() {
+async fn killed_or_stalled_database_gives_503_and_live_delivery_works() {
     let Some(cassandra) = Cassandra::to_kill(1) else { return };
     let node = node(&cassandra).await;
     for (signal, again) in [("KILL", None), ("STOP", Some("CONT"))] {
         // On a busy machine what the database takes to come back is longer than a silent client is kept.
         let mut subscriber = subscriber(&node).await;
         cassandra.signal(signal, None);
-        assert_told_in_time(&node, &mut subscriber, signal).await;
+        assert_degraded_in_time(&node, &mut subscriber, signal).await;
         match again {
             Some(again) => cassandra.signal(again, None),
             None => cassandra.restart(),
@@ -137,20 +138,20 @@ async fn killed_or_stalled_database_is_told_and_live_delivery_works() {
 }
 
 #[test]
-fn unreachable_database_is_told_and_live_delivery_works() {
+fn unreachable_database_gives_503_and_live_delivery_works() {
     Cassandra::fetch();
     isolated(async |network| {
         let (here, there) = (network.host(), network.host());
         let Some(cassandra) = Cassandra::start_on(&there) else { return };
         let node = Node::start(cassandra.store(options().on(&here), &cassandra.keyspace())).await;
         let mut attached = subscriber(&node).await;
-        let answers = network.cut(&there, &here, Lost::All);
-        assert_told_in_time(&node, &mut attached, "no answer comes").await;
+        let answers = network.cut(&there, &here, PacketLoss::All);
+        assert_degraded_in_time(&node, &mut attached, "no answer comes").await;
         drop(answers);
         assert_well_in_time(&node, "no answer comes").await;
         let mut attached = subscriber(&node).await;
         let all = network.split(&[&here], &[&there]);
-        assert_told_in_time(&node, &mut attached, "nothing goes either way").await;
+        assert_degraded_in_time(&node, &mut attached, "nothing goes either way").await;
         drop(all);
         assert_well_in_time(&node, "nothing goes either way").await;
         node.assert_no_panic();
@@ -212,7 +213,7 @@ async fn attempt(node: &Node, channel: &str, body: &Value) -> Option<Value> {
     (answer.status == 200).then(|| answer.json())
 }
 
-/// By whichever node, each the next time.
+/// Publishes at one node after another until one acknowledges.
 async fn until_acknowledged(nodes: &[Node], channel: &str, body: &Value) -> Value {
     let end = Instant::now() + MARKED_DOWN;
     for node in nodes.iter().cycle() {
@@ -220,7 +221,7 @@ async fn until_acknowledged(nodes: &[Node], channel: &str, body: &Value) -> Valu
             return ack;
         }
         assert!(Instant::now() < end, "{body} is never acknowledged");
-        tokio::time::sleep(EVERY).await;
+        pace(EVERY).await;
     }
     unreachable!("there are nodes")
 }
@@ -246,7 +247,7 @@ async fn publish_all(nodes: Arc<[Node; 2]>, from: usize, stop: Arc<AtomicBool>) 
         } else if attempt(&nodes[number % 2], &channel, &json!({"data": data})).await.is_some() {
             acked.push(data);
         }
-        tokio::time::sleep(EVERY).await;
+        pace(EVERY).await;
     }
     acked
 }
@@ -272,9 +273,9 @@ async fn acked_messages_survive_database_kill_stall_and_slowness() {
     // Some of its answers come in time, and some do not.
     for pause_ms in [600, 1_200, 1_800, 2_400, 600, 1_200] {
         cassandra.signal("STOP", None);
-        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        fault_lasts(Duration::from_millis(pause_ms)).await;
         cassandra.signal("CONT", None);
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        pace(Duration::from_millis(150)).await;
     }
     load.goes_on("load after it was slow").await;
     load.assert_safe().await;

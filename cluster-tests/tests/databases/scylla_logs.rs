@@ -1,4 +1,5 @@
-//! What a node writes while its database is away: that it is, once, and how much was refused, not a line for each request.
+//! Log of a node while its database is away: one line for the outage, and counts of refused requests rather
+//! than a line for each.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, SOON, http, wait_for, wait_until};
@@ -6,9 +7,9 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const REFUSED: usize = 300;
-const KINDS: [&str; 3] =
-    ["a publish was not stored", "ids could not be looked up", "history could not be read"];
-/// What is told of the outage itself, of each kind of request, and by the driver of its connections.
+const KINDS: [&str; 3] = ["publish not stored", "message id lookup failed", "history read failed"];
+/// Greatest number of lines: about the outage, about each kind of request, and from the driver about its
+/// connections.
 const LINES_MAX: usize = 25;
 
 async fn request(node: &Node, method: &str, path: &str, body: String) -> u16 {
@@ -29,7 +30,7 @@ fn lines(node: &Node) -> Vec<Value> {
 }
 
 /// How often a kind of failure was told, by itself and in numbers.
-fn told(lines: &[Value], what: &str) -> (usize, u64) {
+fn count_logged(lines: &[Value], what: &str) -> (usize, u64) {
     let by_itself = lines.iter().filter(|line| line["message"] == what).count();
     let again = lines.iter().filter(|line| line["what"] == what);
     (by_itself, again.map(|line| line["times"].as_u64().expect("a number")).sum())
@@ -55,11 +56,11 @@ async fn database_outage_is_logged_once_and_refusals_are_counted() {
     wait_until(SOON, "an acknowledged publish", async || publish(&node, 1).await == 200).await;
     let lines = wait_for(2 * SOON, "the number of what was refused", async || {
         let lines = lines(&node);
-        KINDS.iter().all(|kind| told(&lines, kind).1 > 0).then_some(lines)
+        KINDS.iter().all(|kind| count_logged(&lines, kind).1 > 0).then_some(lines)
     })
     .await;
     for kind in KINDS {
-        let (by_itself, again) = told(&lines, kind);
+        let (by_itself, again) = count_logged(&lines, kind);
         assert_eq!(by_itself, 1, "{kind}");
         let least = if kind.starts_with("history") { 9 } else { REFUSED as u64 / 2 - 1 };
         assert!(again >= least, "{again} times {kind}");

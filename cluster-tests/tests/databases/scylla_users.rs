@@ -4,7 +4,7 @@ use std::path::Path;
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, Running, SOON, history, http};
+use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, RunningCommand, SOON, history, http};
 use serde_json::json;
 
 const KEY: &str = "secret.k1";
@@ -17,7 +17,7 @@ fn password_file(folder: &Path, password: &str) -> String {
     file.display().to_string()
 }
 
-/// What `schema apply` says, which is to end with this code; no password is in it.
+/// Gives the output of `schema apply`, which must end with this code and hold no password.
 async fn apply(cassandra: &Cassandra, keyspace: &str, user: Option<(&str, &str)>, code: i32) -> String {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let points = cassandra.points().join(",");
@@ -27,7 +27,7 @@ async fn apply(cassandra: &Cassandra, keyspace: &str, user: Option<(&str, &str)>
     if let Some((name, _)) = user {
         arguments.extend(["--scylla-user", name, "--scylla-password-file", &file]);
     }
-    let mut command = Running::start(&arguments);
+    let mut command = RunningCommand::start(&arguments);
     let ended = command.ended_within(3 * SOON).await;
     let text = [command.stdout(), command.stderr()].concat().join("\n");
     assert_eq!(ended.code(), Some(code), "{text}");
@@ -36,7 +36,7 @@ async fn apply(cassandra: &Cassandra, keyspace: &str, user: Option<(&str, &str)>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refused_user_is_told_the_setting_and_select_modify_suffice() {
+async fn refused_user_error_names_setting_and_select_modify_suffice() {
     let Some(cassandra) = Cassandra::start_with_users() else { return };
     let admin = cassandra.session_as(Cassandra::ADMIN).await;
     let made = format!("CREATE ROLE {} WITH PASSWORD = '{}' AND LOGIN = true", USER.0, USER.1);

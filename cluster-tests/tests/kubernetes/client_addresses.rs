@@ -4,7 +4,7 @@ use std::fs::read_to_string;
 
 use fanfare_cluster_tests::kubernetes::{HOST, in_cluster};
 use fanfare_cluster_tests::tls::{NAME, Tls};
-use fanfare_cluster_tests::{Running, SOON, wait_until};
+use fanfare_cluster_tests::{RunningCommand, SOON, wait_until};
 use serde_json::json;
 
 use crate::release::{self, helm};
@@ -31,7 +31,7 @@ fn tls_behind_the_proxy_protocol_shows_the_client_address() {
         let authority = authority.to_str().expect("a path in UTF-8");
         let roundtrip = async |key: &str| {
             let node = ["--url", &url, "--through", &balancer, "--ca-cert", authority, "--key", key];
-            Running::start(&[&["roundtrip", "demo"], &node[..]].concat()).ended().await.success()
+            RunningCommand::start(&[&["roundtrip", "demo"], &node[..]].concat()).ended().await.success()
         };
         wait_until(SOON, "a message through the balancer", async || {
             roundtrip(&release::key(&kubernetes).await).await

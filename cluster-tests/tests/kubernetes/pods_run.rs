@@ -1,7 +1,7 @@
 //! The cluster itself: pods run, are replaced, and are reached through a load balancer.
 
 use fanfare_cluster_tests::kubernetes::{Kubernetes, in_cluster};
-use fanfare_cluster_tests::{Running, SOON, wait_until};
+use fanfare_cluster_tests::{RunningCommand, SOON, wait_until};
 
 const NODES: &str = include_str!("nodes.yaml");
 
@@ -42,10 +42,10 @@ async fn balancer(kubernetes: &Kubernetes) -> String {
 
 /// A message that is published at one address reaches a subscriber at another.
 async fn is_received(published: &str, subscribed: &str) {
-    let subscriber = Running::start(&["sub", "--url", subscribed, "--no-key", "news"]);
+    let subscriber = RunningCommand::start(&["sub", "--url", subscribed, "--no-key", "news"]);
     // A message before the subscription is not received.
     wait_until(SOON, "a message", async || {
-        let mut publisher = Running::start(&["pub", "--url", published, "--no-key", "news", "hello"]);
+        let mut publisher = RunningCommand::start(&["pub", "--url", published, "--no-key", "news", "hello"]);
         publisher.ended().await.success() && !subscriber.stdout().is_empty()
     })
     .await;

@@ -6,7 +6,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fanfare_cluster_tests::control_plane::chart;
 use fanfare_cluster_tests::kubernetes::Kubernetes;
-use fanfare_cluster_tests::roaming::{Door, Load, Members, Subscriber};
+use fanfare_cluster_tests::roaming::{Load, Members, NodeSelector, Subscriber};
 use fanfare_cluster_tests::{SOON, wait_until};
 
 /// Nodes without a store, which stop and start sooner than by default.
@@ -21,7 +21,7 @@ pub(crate) async fn helm(kubernetes: &Kubernetes, command: &str, values: &str) {
     kubernetes.helm(&[command, "fanfare", chart, "--wait", "--timeout", "110s", "--set", &values]).await;
 }
 
-/// What operators run to see whether a release works.
+/// Runs `helm test`, with which operators check a release.
 pub(crate) async fn test(kubernetes: &Kubernetes) {
     kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
 }
@@ -52,9 +52,9 @@ pub(crate) async fn key(kubernetes: &Kubernetes) -> String {
 }
 
 /// The load balancer, with the key that the chart has made.
-pub(crate) async fn door(kubernetes: &Kubernetes) -> Door {
+pub(crate) async fn door(kubernetes: &Kubernetes) -> NodeSelector {
     let address = balancer(kubernetes, 80).await.parse().expect("an address");
-    Door::to(&[address], &key(kubernetes).await)
+    NodeSelector::to(&[address], &key(kubernetes).await)
 }
 
 /// Publishers, subscribers and members of one channel.
@@ -64,7 +64,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) async fn begin(door: &Door) -> Self {
+    pub(crate) async fn begin(door: &NodeSelector) -> Self {
         let members = Members::enter(door, MEMBERS).await;
         let load = Load::begin(door, 3, 6, Duration::from_millis(5)).await;
         Self { members, load }

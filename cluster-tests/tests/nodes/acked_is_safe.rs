@@ -1,4 +1,4 @@
-//! What was acknowledged is in history exactly once and in order, however the node died.
+//! Acknowledged messages are in history exactly once and in order, however the node went down.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -17,21 +17,21 @@ const HTTP_PUBLISHERS: usize = 2;
 const WINDOW: usize = 64;
 const ARRAY: u64 = 3;
 
-/// Which message it is: the publisher, and its number in the channel.
-type Mark = (usize, u64);
+/// A message: its publisher, and its number in the channel.
+type MessageNumber = (usize, u64);
 
-/// What one publisher did on each channel, by channel name.
+/// Publishes of one publisher, by channel name.
 #[derive(Default)]
-struct Account {
-    sent: HashMap<String, Vec<Mark>>,
-    acked: HashMap<String, Vec<Mark>>,
+struct PublisherRecord {
+    sent: HashMap<String, Vec<MessageNumber>>,
+    acked: HashMap<String, Vec<MessageNumber>>,
     /// The publish over HTTP that was not answered: its channel and body, to be repeated.
     open: Option<(String, Value)>,
 }
 
-impl Account {
+impl PublisherRecord {
     fn unanswered(&self) -> usize {
-        let count = |marks: &HashMap<String, Vec<Mark>>| marks.values().map(Vec::len).sum::<usize>();
+        let count = |marks: &HashMap<String, Vec<MessageNumber>>| marks.values().map(Vec::len).sum::<usize>();
         count(&self.sent) - count(&self.acked)
     }
 }
@@ -65,7 +65,7 @@ fn channels(round: usize) -> Vec<String> {
 }
 
 /// Publishes from all sides until the node is killed.
-async fn storm(node: &mut Node, round: usize) -> Vec<Account> {
+async fn storm(node: &mut Node, round: usize) -> Vec<PublisherRecord> {
     let key = node.key();
     let (progress, mut acks) = mpsc::unbounded_channel();
     // All are connected before the first publishes, so that the kill cannot come too early for one.
@@ -102,10 +102,10 @@ async fn over_socket(
     publisher: usize,
     round: usize,
     progress: mpsc::UnboundedSender<()>,
-) -> Account {
+) -> PublisherRecord {
     let channels = channels(round);
-    let mut account = Account::default();
-    let mut window: VecDeque<(String, Mark, Ticket)> = VecDeque::new();
+    let mut account = PublisherRecord::default();
+    let mut window: VecDeque<(String, MessageNumber, Ticket)> = VecDeque::new();
     for number in 0.. {
         let mark = (publisher, number);
         let channel = &channels[usize::try_from(number).expect("small") % CHANNELS];
@@ -127,8 +127,8 @@ async fn over_socket(
 
 /// Waits for the oldest answer; false when there is none.
 async fn settle(
-    window: &mut VecDeque<(String, Mark, Ticket)>,
-    account: &mut Account,
+    window: &mut VecDeque<(String, MessageNumber, Ticket)>,
+    account: &mut PublisherRecord,
     progress: &mpsc::UnboundedSender<()>,
 ) -> bool {
     let Some((channel, mark, ticket)) = window.pop_front() else {
@@ -151,12 +151,12 @@ async fn over_http(
     publisher: usize,
     round: usize,
     progress: mpsc::UnboundedSender<()>,
-) -> Account {
+) -> PublisherRecord {
     let channels = channels(round);
-    let mut account = Account::default();
+    let mut account = PublisherRecord::default();
     for turn in 0_u64.. {
         let channel = &channels[usize::try_from(turn).expect("small") % CHANNELS];
-        let marks: Vec<Mark> = (0..ARRAY).map(|n| (publisher, turn * ARRAY + n)).collect();
+        let marks: Vec<MessageNumber> = (0..ARRAY).map(|n| (publisher, turn * ARRAY + n)).collect();
         let body: Value =
             marks.iter().map(|mark| json!({"id": id(round, *mark), "data": data(*mark)})).collect();
         account.sent.entry(channel.clone()).or_default().extend(&marks);
@@ -188,7 +188,7 @@ async fn publish(
 }
 
 /// The publish without an answer is sent again with the same ids, as a client would.
-async fn repeat_open(node: &Node, account: &Account) {
+async fn repeat_open(node: &Node, account: &PublisherRecord) {
     if let Some((channel, body)) = &account.open {
         let mut connection = http::Connection::open(node.addr()).await.expect("the node is up again");
         let authorization = http::basic(&node.key());
@@ -199,10 +199,10 @@ async fn repeat_open(node: &Node, account: &Account) {
 }
 
 /// Holds the whole history of a channel against what the publishers did, and returns it.
-async fn check(node: &Node, channel: &str, accounts: &[Account]) -> Vec<Value> {
+async fn check(node: &Node, channel: &str, accounts: &[PublisherRecord]) -> Vec<Value> {
     let records = history::read_all(node.addr(), &node.key(), channel, "limit=1000&direction=forwards").await;
-    let marks: Vec<Mark> = records.iter().map(mark).collect();
-    let stored: HashSet<Mark> = marks.iter().copied().collect();
+    let marks: Vec<MessageNumber> = records.iter().map(number_of).collect();
+    let stored: HashSet<MessageNumber> = marks.iter().copied().collect();
     assert_eq!(stored.len(), marks.len(), "{channel}: a message is stored once");
     let ids: HashSet<&str> = records.iter().filter_map(|record| record["id"].as_str()).collect();
     assert_eq!(ids.len(), records.len(), "{channel}: every message has an id of its own");
@@ -214,7 +214,7 @@ async fn check(node: &Node, channel: &str, accounts: &[Account]) -> Vec<Value> {
         let lost: Vec<_> = acked.filter(|mark| !stored.contains(mark)).collect();
         assert!(lost.is_empty(), "{channel}: acknowledged and lost: {lost:?}");
         if let Some((_, body)) = account.open.as_ref().filter(|(open, _)| open == channel) {
-            let repeated = body.as_array().expect("an array").iter().map(mark);
+            let repeated = body.as_array().expect("an array").iter().map(number_of);
             assert!(repeated.into_iter().all(|mark| stored.contains(&mark)), "{channel}: repeated and lost");
         }
     }
@@ -232,16 +232,16 @@ async fn check(node: &Node, channel: &str, accounts: &[Account]) -> Vec<Value> {
     records
 }
 
-fn data(mark: Mark) -> Value {
+fn data(mark: MessageNumber) -> Value {
     json!([mark.0, mark.1])
 }
 
-fn mark(record: &Value) -> Mark {
+fn number_of(record: &Value) -> MessageNumber {
     let part = |index: usize| record["data"][index].as_u64().expect("a number");
     (usize::try_from(part(0)).expect("small"), part(1))
 }
 
-fn id(round: usize, mark: Mark) -> String {
+fn id(round: usize, mark: MessageNumber) -> String {
     format!("{round}-{}-{}", mark.0, mark.1)
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::attempts::{assert_whole_batches, until_sent};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::rabbitmq::TakenMessage;
+use fanfare_cluster_tests::rabbitmq::ConsumedMessage;
 use fanfare_cluster_tests::{
     Directory, Node, NodeOptions, RabbitMq, SOON, Socket, hostile, http, wait_until,
 };
@@ -210,7 +210,7 @@ async fn events_wait_while_the_broker_blocks_publishers() {
     let fields = "exchange = \"events\"\nevents = [\"message\"]\ntimeout_ms = 1000";
     let node = node(&[("bus", target(&broker, fields)), ("other", target(&other, fields))]).await;
     let [mut blocked, mut free] = [broker.consume("jobs").await, other.consume("jobs").await];
-    let number = |message: &TakenMessage| message.envelope["items"][0]["data"].as_u64().expect("a number");
+    let number = |message: &ConsumedMessage| message.envelope["items"][0]["data"].as_u64().expect("a number");
     publish(&node, "a", json!(0)).await;
     assert_eq!((number(&blocked.next().await), number(&free.next().await)), (0, 0));
     let alarm = async |is_on| {

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::attempts::until_sent;
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::receiver::{Received, Receiver};
+use fanfare_cluster_tests::receiver::{ReceivedRequest, Receiver};
 use fanfare_cluster_tests::{Directory, Moto, Node, NodeOptions, SOON, hostile, http, wait_until};
 use fanfare_proto::path::{decode, encode_channel};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const STATIC_KEYS: &str = "access_key_id = \"AKIDEXAMPLE\"\nsecret_access_key = \"hush\"\n";
-/// As long as the wait before a further attempt may be after a few failures.
+/// Greatest delay before a further attempt, after a few failures.
 const AGAIN: Duration = Duration::from_secs(60);
 
 fn sns(moto: &Moto, topic: &str, more: &str) -> String {
@@ -51,12 +51,11 @@ async fn publish(node: &Node, channel: &str, data: Value) {
 /// Messages of the queue until there are so many.
 async fn received(moto: &Moto, queue: &str, count: usize) -> Vec<Value> {
     let mut messages = Vec::new();
-    let begun = std::time::Instant::now();
-    while messages.len() < count {
-        assert!(begun.elapsed() < AGAIN, "{} of {count} messages: {messages:?}", messages.len());
+    wait_until(AGAIN, &format!("{count} messages"), async || {
         messages.extend(moto.receive(queue).await);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+        messages.len() >= count
+    })
+    .await;
     messages
 }
 
@@ -257,14 +256,14 @@ async fn a_listing_shows_where_events_go_and_no_secret() {
 }
 
 /// The field of the form that a call of SNS is.
-fn form_field(request: &Received, name: &str) -> String {
+fn form_field(request: &ReceivedRequest, name: &str) -> String {
     let form = String::from_utf8(request.body.clone()).expect("a form");
     let value = form.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     decode(&value.expect(name).replace('+', " ")).expect("percent-encoded")
 }
 
 /// The envelope and the attribute with the channel of one call.
-fn call(kind: &str, request: &Received) -> (Value, String) {
+fn call(kind: &str, request: &ReceivedRequest) -> (Value, String) {
     if kind == "lambda" {
         let envelope = request.envelope();
         let channel = envelope["channel"].as_str().expect("a channel");

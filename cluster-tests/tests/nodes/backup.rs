@@ -10,7 +10,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use fanfare_client::sign::{self, TokenParams};
-use fanfare_cluster_tests::command::Running;
+use fanfare_cluster_tests::command::RunningCommand;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::{names, present};
 use fanfare_cluster_tests::receiver::{Answer, Receiver};
@@ -70,7 +70,7 @@ async fn status_of(node: &Node, token: &str) -> u16 {
 /// Runs `fanfare` with the data folder; its exit code, stdout and stderr.
 async fn fanfare(data_dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let environment = [("FANFARE_DATA_DIR", data_dir.to_str().expect("a path in UTF-8"))];
-    let mut running = Running::start_with(&environment, arguments);
+    let mut running = RunningCommand::start_with(&environment, arguments);
     let ended = running.ended_within(Duration::from_secs(60)).await;
     (ended.code(), running.stdout().join("\n"), running.stderr().join("\n"))
 }
@@ -126,22 +126,22 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
         is_enough.store(true, Ordering::SeqCst);
         outcome
     };
-    let (last, (code, printed, told)) = tokio::join!(publishing, backing_up);
-    assert_eq!(code, Some(0), "{told}");
+    let (last, (code, printed, errors)) = tokio::join!(publishing, backing_up);
+    assert_eq!(code, Some(0), "{errors}");
     assert!(printed.starts_with("backup of store and outbox of node "), "{printed}");
     wait_until(SOON, "the counter", async || node.metric(DONE).await == 1.0).await;
     assert!(node.metric("fanfare_last_backup_timestamp_seconds").await > 1.0e9);
     publish(&node, json!({"data": "late"})).await;
     node.kill();
 
-    let (code, whole, told) = fanfare(&restored, &["restore", "--check", file]).await;
-    assert!(code == Some(0) && whole.starts_with("whole: store and outbox"), "{whole} {told}");
+    let (code, whole, errors) = fanfare(&restored, &["restore", "--check", file]).await;
+    assert!(code == Some(0) && whole.starts_with("whole: store and outbox"), "{whole} {errors}");
     assert!(!restored.exists(), "a check writes nothing");
-    let (code, _, told) = fanfare(&restored, &["restore", file]).await;
-    assert_eq!(code, Some(0), "{told}");
-    assert!(told.contains("revoke them once more"), "{told}");
-    let (code, _, told) = fanfare(&restored, &["restore", file]).await;
-    assert!(code == Some(1) && told.contains("is not empty"), "{told}");
+    let (code, _, errors) = fanfare(&restored, &["restore", file]).await;
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("revoke them once more"), "{errors}");
+    let (code, _, errors) = fanfare(&restored, &["restore", file]).await;
+    assert!(code == Some(1) && errors.contains("is not empty"), "{errors}");
     replace_data(&node, &restored);
     receiver.answer(Answer::Status(200));
     node.restart().await;
@@ -154,8 +154,8 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
     assert_eq!(stored(&node).await.len(), kept.len(), "a repeat is stored once");
     // The outbox is as of a moment later than the store. Of a message under way at that moment, which has no id of its own, the events
     // may follow its row.
-    let owed = kept.len() - 1;
-    wait_until(3 * SOON, "what was owed", async || delivered(&receiver).len() >= owed).await;
+    let outstanding = kept.len() - 1;
+    wait_until(3 * SOON, "what was owed", async || delivered(&receiver).len() >= outstanding).await;
     assert!(all.starts_with(&delivered(&receiver)), "{:?}", delivered(&receiver));
 
     assert_eq!(status_of(&node, &token).await, 401, "revoked before the backup");
@@ -166,7 +166,7 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
     node.assert_well().await;
 }
 
-/// So much that a backup of it takes a while; what is random does not get smaller.
+/// Publishes so much that a backup takes a while. Random data cannot be compressed.
 async fn fill(node: &Node) {
     for _ in 0..LARGE / 20 {
         let messages: Vec<Value> = (0..20)
@@ -211,8 +211,8 @@ async fn backup_that_is_cut_short_is_no_backup() {
         (&[][..], "answered 409: another backup is under way"),
         (&["--admin-token-file", other_token], "answered 401: unauthorized"),
     ] {
-        let (code, _, told) = fanfare(node.data_dir(), &[&["backup", path], more].concat()).await;
-        assert!(code == Some(1) && told.contains(reason), "{told}");
+        let (code, _, errors) = fanfare(node.data_dir(), &[&["backup", path], more].concat()).await;
+        assert!(code == Some(1) && errors.contains(reason), "{errors}");
     }
     assert_eq!(fs::read_to_string(&file).expect("a file"), "an earlier one");
     assert_eq!(unfinished_in(folder.path()), None);
@@ -224,7 +224,7 @@ async fn backup_that_is_cut_short_is_no_backup() {
 
     let data_dir = node.data_dir().to_str().expect("a path in UTF-8").to_owned();
     let environment = [("FANFARE_DATA_DIR", &*data_dir)];
-    let mut running = Running::start_with(&environment, &["backup", path]);
+    let mut running = RunningCommand::start_with(&environment, &["backup", path]);
     wait_until(SOON, "the backup to begin", async || {
         unfinished_in(folder.path()).is_some_and(|file| fs::metadata(file).is_ok_and(|file| file.len() > 0))
     })
@@ -237,19 +237,19 @@ async fn backup_that_is_cut_short_is_no_backup() {
     let link = folder.path().join("latest");
     std::os::unix::fs::symlink(&file, &link).expect("a link");
     let link = link.to_str().expect("a path in UTF-8");
-    let (code, printed, told) = fanfare(Path::new(&data_dir), &["backup", link]).await;
-    assert_eq!(code, Some(0), "of a stopped node: {told}");
+    let (code, printed, errors) = fanfare(Path::new(&data_dir), &["backup", link]).await;
+    assert_eq!(code, Some(0), "of a stopped node: {errors}");
     assert!(printed.starts_with("backup of store of node "), "{printed}");
     assert!(fs::symlink_metadata(link).expect("a link").is_symlink());
-    let (code, _, told) = fanfare(Path::new(&data_dir), &["restore", "--check", path]).await;
-    assert_eq!(code, Some(0), "{told}");
+    let (code, _, errors) = fanfare(Path::new(&data_dir), &["restore", "--check", path]).await;
+    assert_eq!(code, Some(0), "{errors}");
     let pipe = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
     let reading = pipe.clone();
     let taken = tokio::task::spawn_blocking(move || fs::read(reading).expect("a pipe").len() as u64);
-    let (code, _, told) =
+    let (code, _, errors) =
         fanfare(Path::new(&data_dir), &["backup", pipe.to_str().expect("a path in UTF-8")]).await;
-    assert_eq!(code, Some(0), "{told}");
+    assert_eq!(code, Some(0), "{errors}");
     assert_eq!(taken.await.expect("read"), fs::metadata(&file).expect("a file").len());
     node.restart().await;
     assert_eq!(stored(&node).await, [json!("meanwhile")]);

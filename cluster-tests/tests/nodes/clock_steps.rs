@@ -1,7 +1,7 @@
 //! The system clock of a node is set, or wrong: nothing expires by that, and what is valid until a time follows it.
 
 use fanfare_client::sign::{self, JwtParams, TokenParams};
-use fanfare_cluster_tests::clock::{self, Shifted};
+use fanfare_cluster_tests::clock::{self, ShiftedClock};
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::{Cassandra, Node, NodeOptions, SOON, history, http, wait_until};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ const STEPS: [(i64, bool); 8] = [
     (5 * DAY_S, true),
     (-5 * DAY_S, true),
 ];
-/// Of the history that is kept by default.
+/// Default retention of history, in seconds.
 const KEPT_S: i32 = 72 * 3_600;
 
 async fn publish(node: &Node, key: &str, channel: &str, data: &Value) {
@@ -45,8 +45,8 @@ async fn readiness(node: &Node) -> String {
     answer.json()["status"].as_str().expect("a status").to_owned()
 }
 
-async fn until_ready_as(node: &Node, wanted: &str) {
-    wait_until(SOON, "the readiness", async || readiness(node).await == wanted).await;
+async fn until_ready_as(node: &Node, expected: &str) {
+    wait_until(SOON, "the readiness", async || readiness(node).await == expected).await;
 }
 
 async fn steps(node: &Node) -> f64 {
@@ -54,12 +54,12 @@ async fn steps(node: &Node) -> f64 {
 }
 
 /// The node looks at its clock once a second.
-async fn until_steps(node: &Node, wanted: f64) {
-    wait_until(SOON, "the step to be counted", async || steps(node).await >= wanted).await;
-    assert_eq!(steps(node).await, wanted, "{}", node.log());
+async fn until_steps(node: &Node, expected: f64) {
+    wait_until(SOON, "the step to be counted", async || steps(node).await >= expected).await;
+    assert_eq!(steps(node).await, expected, "{}", node.log());
 }
 
-/// By how many seconds the node is ahead of this process.
+/// Gives the seconds by which the node's clock is ahead of this process.
 async fn ahead_s(node: &Node) -> i64 {
     let headers = [("authorization", &*http::basic(&node.key()))];
     let now = http::request(node.addr(), "GET", "/time", &headers, "").await.json();
@@ -69,7 +69,7 @@ async fn ahead_s(node: &Node) -> i64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn history_outlives_a_clock_ahead_for_one_publish() {
-    let shifted = Shifted::default();
+    let shifted = ShiftedClock::default();
     let mut node = Node::start(shifted.under(NodeOptions::default())).await;
     let key = node.key();
     let all: Vec<Value> = (0..5).map(|number| json!(number)).collect();
@@ -92,12 +92,12 @@ async fn history_outlives_a_clock_ahead_for_one_publish() {
     let key = node.key();
     assert_eq!(data(&node, &key, "c").await.len(), 6, "after a restart");
     assert_eq!(data(&node, &key, "other").await, [json!("ahead")]);
-    assert!(node.log().contains("the newest stored row is ahead of the system clock"), "{}", node.log());
+    assert!(node.log().contains("newest stored row is ahead of the system clock"), "{}", node.log());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn credentials_follow_the_clock_in_both_directions() {
-    let shifted = Shifted::default();
+    let shifted = ShiftedClock::default();
     let node = Node::start(shifted.under(NodeOptions::default())).await;
     let key = node.key().parse().expect("a key");
     let status = async |issued_s: u64| {
@@ -134,7 +134,7 @@ async fn credentials_follow_the_clock_in_both_directions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_while_running_deletes_nothing() {
-    let shifted = Shifted::default();
+    let shifted = ShiftedClock::default();
     let mut node = Node::start(shifted.under(NodeOptions::default())).await;
     let key = node.key();
     let mut all = vec![json!("first")];
@@ -165,7 +165,7 @@ async fn a_step_while_running_deletes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_while_down_deletes_nothing() {
-    let shifted = Shifted::default();
+    let shifted = ShiftedClock::default();
     let mut node = Node::start(shifted.under(NodeOptions::default())).await;
     let key = node.key();
     let mut all = vec![json!("first")];
@@ -191,7 +191,7 @@ async fn a_step_while_down_deletes_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_has_held_is_followed() {
-    let shifted = Shifted::default();
+    let shifted = ShiftedClock::default();
     let options = NodeOptions::default().limit("clock_hold_ms", 8_000);
     let mut node = Node::start(shifted.under(options)).await;
     let key = node.key();
@@ -203,7 +203,8 @@ async fn a_step_that_has_held_is_followed() {
     assert_eq!(data(&node, &node.key(), "c").await, [json!("old")], "it has not held yet");
     until_ready_as(&node, "ready").await;
     assert_eq!(data(&node, &node.key(), "c").await, Vec::<Value>::new(), "it is five days old");
-    wait_until(SOON, "the log line", async || node.log().contains("are one again")).await;
+    wait_until(SOON, "the log line", async || node.log().contains("expiry follows the system clock again"))
+        .await;
     assert_eq!(steps(&node).await, 0.0, "the step was taken up, and is none of this start: {}", node.log());
 }
 
@@ -219,7 +220,7 @@ async fn lives(cassandra: &Cassandra, keyspace: &str) -> Vec<i32> {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_wrong_clock_of_three_over_scylla_hides_nothing() {
     let Some(cassandra) = Cassandra::shared() else { return };
-    let (keyspace, shifted) = (cassandra.keyspace(), Shifted::default());
+    let (keyspace, shifted) = (cassandra.keyspace(), ShiftedClock::default());
     let stored = |options| cassandra.store(options, &keyspace).limit("store_wait_ms", 8_000);
     let mut cluster = Cluster::linked_with(2, stored).await;
     cluster.add(|options| shifted.under(stored(options))).await;

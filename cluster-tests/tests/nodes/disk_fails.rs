@@ -122,7 +122,7 @@ async fn a_full_disk_degrades_the_node_and_the_log_says_why() {
     wait_for_status(&node, "degraded").await;
     let folder = node.data_dir().join("store").display().to_string();
     let log = node.log();
-    let line = log.lines().find(|line| line.contains("store did not write")).unwrap_or_default();
+    let line = log.lines().find(|line| line.contains("store write failed")).unwrap_or_default();
     assert!(line.contains("No space left on device") && line.contains(&folder), "{log}");
 
     disk.fill(false);

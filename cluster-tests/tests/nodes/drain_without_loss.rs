@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_lanes};
+use fanfare_cluster_tests::cluster::{Cluster, cut_peer_streams};
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::roaming::{Door, Load, Publisher, Subscriber};
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::roaming::{Load, NodeSelector, Publisher, Subscriber};
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket};
 use serde_json::json;
 use tokio::time::Instant;
 
 /// Far above what it takes on a busy machine, and below the time for a drain.
 const STOP_MAX: Duration = Duration::from_secs(20);
-/// What a busy machine adds to the time that a stop is given.
+/// Time that a busy machine adds to a stop.
 const A_WHILE: Duration = Duration::from_secs(2);
+/// Acks of each publisher before a node is told to stop.
+const FURTHER: u64 = 100;
 
-fn door(nodes: &[Node]) -> Door {
-    Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
+fn door(nodes: &[Node]) -> NodeSelector {
+    NodeSelector::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
 }
 
 async fn publish(publishers: &mut [Publisher], count: u64) -> Vec<(u64, u64)> {
@@ -66,12 +68,12 @@ async fn subscribers_miss_nothing_while_two_of_three_nodes_drain() {
     let nodes = cluster.nodes();
     let door = door(nodes);
     let load = Load::begin(&door, 3, 6, Duration::ZERO).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    load.until_acked(FURTHER).await;
     let addresses: Vec<_> = nodes.iter().map(Node::addr).collect();
     door.turn_to(&addresses[1..]);
     nodes[0].terminate();
     assert_eq!(nodes[0].ended().await.code(), Some(0));
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    load.until_acked(FURTHER).await;
     door.turn_to(&addresses[2..]);
     assert_eq!(nodes[1].operate("POST", "/drain").await.status, 202);
     assert_eq!(nodes[1].ended().await.code(), Some(0));
@@ -80,7 +82,7 @@ async fn subscribers_miss_nothing_while_two_of_three_nodes_drain() {
     }
 }
 
-/// What clients are asked to wait for is spread, so that they do not all come to the others at once.
+/// The node spreads the delays of its clients, so that they do not all come to the other nodes at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn draining_node_closes_each_client_a_second_after_its_delay() {
     let mut cluster = Cluster::linked(2).await;
@@ -94,7 +96,7 @@ async fn draining_node_closes_each_client_a_second_after_its_delay() {
     let staying = clients.into_iter().map(async |mut client| {
         let asked = client.find("to be asked to go", |frame| frame["op"] == 4).await;
         let after_ms = asked["reconnectAfterMs"].as_u64().expect("a time");
-        assert_eq!(client.next_within(SOON).await, Err(Ended::Closed(1012)), "{asked}");
+        assert_eq!(client.next_within(SOON).await, Err(SocketEnd::Closed(1012)), "{asked}");
         assert!(begun.elapsed() >= Duration::from_millis(after_ms + 1_000), "{asked}");
         after_ms
     });
@@ -106,7 +108,7 @@ async fn draining_node_closes_each_client_a_second_after_its_delay() {
     assert_eq!(nodes[0].ended().await.code(), Some(0));
 }
 
-/// It lives, so it would be waited for without end.
+/// The peer is alive, so without a limit the node would wait for it for ever.
 #[test]
 fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
     const DRAIN: Duration = Duration::from_secs(6);
@@ -119,13 +121,16 @@ fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
         let mut publishers = [Publisher::new(&leaving, 0).await];
         let mut subscribers = [Subscriber::new(&leaving).await, Subscriber::new(&door(&nodes[1..2])).await];
         let mut stays = Socket::open(&nodes[0], "").await;
-        let _cuts = [cut_lanes(&network, &nodes[0], &nodes[2]), cut_lanes(&network, &nodes[2], &nodes[0])];
+        let _cuts = [
+            cut_peer_streams(&network, &nodes[0], &nodes[2]),
+            cut_peer_streams(&network, &nodes[2], &nodes[0]),
+        ];
         publish(&mut publishers, 20).await;
         leaving.turn_to(&[nodes[1].addr()]);
         let begun = Instant::now();
         nodes[0].terminate();
         let (said, ended) = stays.to_end(SOON).await;
-        assert_eq!((&said[0]["op"], ended), (&json!(4), Ended::Closed(1012)), "{said:?}");
+        assert_eq!((&said[0]["op"], ended), (&json!(4), SocketEnd::Closed(1012)), "{said:?}");
         assert_eq!(nodes[0].ended().await.code(), Some(0));
         assert!(begun.elapsed() < DRAIN + A_WHILE, "{:?}", begun.elapsed());
         let published = publish(&mut publishers, 20).await;

@@ -1,17 +1,18 @@
-//! Whoever has not the cluster's key is no peer: it gets nothing, changes nothing, and is counted.
+//! A stranger without the cluster's key is no peer: it gets nothing, changes nothing, and is counted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::network::isolated;
+use fanfare_cluster_tests::waits::throughout;
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-/// So long nothing comes, where nothing should.
+/// Time in which no datagram must come.
 const QUIET: Duration = Duration::from_millis(300);
 const REFUSED: &str = "fanfare_peer_handshakes_refused_total";
 /// How gossip of the first version begins.
@@ -55,7 +56,7 @@ async fn dropped(node: &Node) -> Vec<(&'static str, f64)> {
     dropped
 }
 
-/// So many more than before are dropped for these reasons, and for no others.
+/// Waits until that many more datagrams are dropped for these reasons, and none for others.
 async fn until_dropped(node: &Node, before: &[(&'static str, f64)], more: &[(&str, f64)]) {
     let mut expected = before.to_vec();
     for (reason, count) in &mut expected {
@@ -151,7 +152,7 @@ async fn gossip_that_was_recorded_is_taken_once() {
     assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
 }
 
-/// It was sealed for a run that has ended.
+/// The recorded datagram was sealed for an incarnation that has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn gossip_that_was_recorded_is_not_taken_by_the_next_run() {
     let mut cluster = Cluster::linked(1).await;
@@ -167,7 +168,7 @@ async fn gossip_that_was_recorded_is_not_taken_by_the_next_run() {
     assert_no_reply(&stranger).await;
 }
 
-/// It learns of its former run from the others.
+/// A restarted node learns of its former incarnation from the others.
 #[test]
 fn restarted_node_sends_no_gossip_to_itself() {
     isolated(async |network| {
@@ -178,13 +179,12 @@ fn restarted_node_sends_no_gossip_to_itself() {
         cluster.until_linked().await;
         let n1 = &cluster.nodes()[1];
         let before = dropped(n1).await;
-        sleep(Duration::from_secs(3)).await;
-        assert_eq!(dropped(n1).await, before);
+        throughout(Duration::from_secs(3), async || assert_eq!(dropped(n1).await, before)).await;
     });
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_with_another_key_is_told_of_once() {
+async fn node_with_another_cluster_key_is_logged_once() {
     let mut cluster = Cluster::linked(1).await;
     let key = tempfile::NamedTempFile::new().expect("a temporary file");
     std::fs::write(key.path(), "A".repeat(43) + "=").expect("it is writable");
@@ -194,6 +194,6 @@ async fn a_node_with_another_key_is_told_of_once() {
     let forged = "fanfare_gossip_dropped_total{reason=\"forged\"}";
     at_least(n0, forged, 3.0).await;
     let log = n0.log();
-    let told = log.lines().filter(|line| line.contains("another key (--cluster-key-file)")).count();
-    assert_eq!(told, 1, "{log}");
+    let logged = log.lines().filter(|line| line.contains("another key (--cluster-key-file)")).count();
+    assert_eq!(logged, 1, "{log}");
 }

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_lanes, told};
+use fanfare_cluster_tests::cluster::{Cluster, cut_peer_streams, peer_log_events};
 use fanfare_cluster_tests::network::{Cut, Network, isolated};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_converged};
+use fanfare_cluster_tests::waits::fault_lasts;
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 const CUT_FOR: Duration = Duration::from_secs(4);
 
@@ -16,8 +16,8 @@ async fn until_known(node: &Node, count: f64) {
     wait_until(SOON, &format!("{count} peers to be known"), known).await;
 }
 
-fn says_dead(node: &Node) -> bool {
-    told(node).iter().any(|(_, message)| message == "a node is dead")
+fn has_logged_death(node: &Node) -> bool {
+    peer_log_events(node).iter().any(|(_, message)| message == "peer is down")
 }
 
 #[test]
@@ -28,19 +28,19 @@ fn the_links_of_both() {
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         let (n0, n1) = (&nodes[0], &nodes[1]);
-        let cuts = [cut_lanes(&network, n0, n1), cut_lanes(&network, n1, n0)];
+        let cuts = [cut_peer_streams(&network, n0, n1), cut_peer_streams(&network, n1, n0)];
         until_known(n0, 1.0).await;
         until_known(n1, 1.0).await;
-        sleep(CUT_FOR / 2).await;
+        fault_lasts(CUT_FOR / 2).await;
         let moving = Subscriber::on(n0, "from one side to the other").await;
-        sleep(CUT_FOR / 2).await;
-        let heard = moving.leave().await;
-        subscribers.push(Subscriber::after(n1, "moved", heard).await);
-        assert!(!says_dead(n0) && !says_dead(n1), "gossip says that they live");
+        fault_lasts(CUT_FOR / 2).await;
+        let received = moving.leave().await;
+        subscribers.push(Subscriber::after(n1, "moved", received).await);
+        assert!(!has_logged_death(n0) && !has_logged_death(n1), "gossip says that they live");
         drop(cuts);
         cluster.until_linked().await;
-        sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, &publishers.end().await, subscribers).await;
+        publishers.until_acked(LOAD).await;
+        assert_converged(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -53,17 +53,17 @@ fn the_links_of_one() {
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
         let [n0, n1] = nodes else { panic!("two nodes were started") };
-        let cuts = cut_lanes(&network, n1, n0);
+        let cuts = cut_peer_streams(&network, n1, n0);
         until_known(n1, 0.0).await;
-        sleep(CUT_FOR).await;
+        fault_lasts(CUT_FOR).await;
         assert_eq!(n0.metric("fanfare_peers_known").await, 1.0, "its own lanes carry");
         let moving = Subscriber::on(n0, "from one side to the other").await;
-        sleep(CUT_FOR / 4).await;
+        fault_lasts(CUT_FOR / 4).await;
         subscribers.push(Subscriber::after(n1, "moved", moving.leave().await).await);
         drop(cuts);
         cluster.until_linked().await;
-        sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, &publishers.end().await, subscribers).await;
+        publishers.until_acked(LOAD).await;
+        assert_converged(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -75,9 +75,7 @@ async fn is_resumed(node: &Node, serial: &Value) -> bool {
 }
 
 /// A node could not tell another one that it wants a channel, and has what it publishes there itself.
-fn nobody_is_resumed_over_who_is_not_heard(
-    cut: impl Fn(&Network, &Node, &Node) -> Vec<Cut> + Send + 'static,
-) {
+fn check_no_resume_over_unreachable_peer(cut: impl Fn(&Network, &Node, &Node) -> Vec<Cut> + Send + 'static) {
     isolated(async move |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
@@ -103,31 +101,31 @@ fn nobody_is_resumed_over_who_is_not_heard(
 
 #[test]
 fn resume_is_false_while_the_publishing_node_is_unreachable() {
-    nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| {
-        cut_lanes(network, n0, n2).into_iter().chain(cut_lanes(network, n2, n0)).collect()
+    check_no_resume_over_unreachable_peer(|network, n0, n2| {
+        cut_peer_streams(network, n0, n2).into_iter().chain(cut_peer_streams(network, n2, n0)).collect()
     });
 }
 
 #[test]
 fn resume_is_false_while_only_a_third_node_hears_the_publisher() {
-    nobody_is_resumed_over_who_is_not_heard(|network, n0, n2| network.split(&[n0.host()], &[n2.host()]));
+    check_no_resume_over_unreachable_peer(|network, n0, n2| network.split(&[n0.host()], &[n2.host()]));
 }
 
-/// What a third node has is no stand-in for hearing the one that published it.
+/// Messages that a third node has do not stand in for a link to their publisher's node.
 #[test]
 fn client_moving_to_a_node_that_misses_a_peer_is_not_resumed() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
-        let _cuts = [cut_lanes(&network, n0, n2), cut_lanes(&network, n2, n0)];
+        let _cuts = [cut_peer_streams(&network, n0, n2), cut_peer_streams(&network, n2, n0)];
         until_known(n0, 1.0).await;
         until_known(n2, 1.0).await;
         let mut stays = Socket::open(n1, "").await;
         stays.attach("room").await;
         stays.publish("room", json!({ "data": 1 })).await;
         let serial = stays.message("room").await["serial"].clone();
-        let mut elsewhere = Socket::open(n2, "").await;
-        for (socket, data) in [(None, 2), (Some(&mut elsewhere), 3), (None, 4)] {
+        let mut on_n2 = Socket::open(n2, "").await;
+        for (socket, data) in [(None, 2), (Some(&mut on_n2), 3), (None, 4)] {
             socket.unwrap_or(&mut stays).publish("room", json!({ "data": data })).await;
         }
         let mut comes = Socket::open(n0, "").await;

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams, TokenParams};
-use fanfare_cluster_tests::clock::{self, Shifted};
+use fanfare_cluster_tests::clock::{self, ShiftedClock};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{
-    Cassandra, Directory, Node, NodeOptions, Response, Running, SOON, Socket, history, http, presence,
+    Cassandra, Directory, Node, NodeOptions, Response, RunningCommand, SOON, Socket, history, http, presence,
     wait_for, wait_until,
 };
 use scylla::client::session::Session;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const KEY: &str = "secret.k1";
 /// With the hours that they are kept for.
 const CHANNELS: [(&str, u64); 4] = [("news", 72), ("orders:1", 72), ("long:chat", 240), ("brief:note", 24)];
-/// Of each channel on each of three days.
+/// Messages of each channel on each of three days.
 const MESSAGES: usize = 1_000;
 const MESSAGES_IN_ONE: usize = 100;
 const DAY_S: i64 = 24 * 3_600;
@@ -71,8 +71,8 @@ async fn publish_day(node: &Node, day: usize) {
 }
 
 /// A node whose messages are of three days, and which runs in the present at last.
-async fn source() -> (Node, Shifted) {
-    let shifted = Shifted::default();
+async fn source() -> (Node, ShiftedClock) {
+    let shifted = ShiftedClock::default();
     shifted.ahead(-2 * DAY_S);
     let mut node = Node::start(shifted.under(options())).await;
     for day in 0..3 {
@@ -86,10 +86,10 @@ async fn source() -> (Node, Shifted) {
     (node, shifted)
 }
 
-fn copy(from: &Node, cassandra: &Cassandra, keyspace: &str) -> Running {
+fn copy(from: &Node, cassandra: &Cassandra, keyspace: &str) -> RunningCommand {
     let from = from.data_dir().display().to_string();
     let points = cassandra.points().join(",");
-    Running::start(&[
+    RunningCommand::start(&[
         "history",
         "copy",
         "--from",
@@ -108,10 +108,10 @@ fn copy(from: &Node, cassandra: &Cassandra, keyspace: &str) -> Running {
 async fn copied(from: &Node, cassandra: &Cassandra, keyspace: &str) -> String {
     let mut copy = copy(from, cassandra, keyspace);
     let ended = copy.ended_within(COPIED_WITHIN).await;
-    let told = copy.stderr();
-    assert!(ended.success(), "{told:?}");
-    let bars: Vec<_> = told.iter().filter(|line| line.contains(" rows, ")).collect();
-    assert!(bars.last().is_some_and(|bar| bar.contains("100 %")), "{told:?}");
+    let printed = copy.stderr();
+    assert!(ended.success(), "{printed:?}");
+    let bars: Vec<_> = printed.iter().filter(|line| line.contains(" rows, ")).collect();
+    assert!(bars.last().is_some_and(|bar| bar.contains("100 %")), "{printed:?}");
     copy.stdout().join("\n")
 }
 
@@ -144,7 +144,7 @@ async fn cut_short(from: &Node, cassandra: &Cassandra, session: &Session) -> Opt
     None
 }
 
-/// What clients can see of all channels, and the answer to a page that begins behind a cursor.
+/// Reads the history of all channels as clients can, and one page behind a cursor of each.
 async fn seen(node: &Node, cursors: &BTreeMap<&str, String>) -> Vec<Value> {
     let mut seen = Vec::new();
     for (channel, _) in CHANNELS {
@@ -167,7 +167,7 @@ async fn cursors(node: &Node) -> BTreeMap<&'static str, String> {
     cursors
 }
 
-/// What this node and its former runs counted of publishes, by minute.
+/// Reads the publishes that this node and its former incarnations have counted, by minute.
 async fn counted(node: &Node) -> BTreeMap<u64, u64> {
     let series = get(node, "/api/metrics/series?window=7d").await;
     let rows = series["series"].as_array().expect("a list").clone();

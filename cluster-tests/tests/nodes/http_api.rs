@@ -140,7 +140,7 @@ async fn an_array_is_published_in_order_and_an_id_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_tells_for_each_channel() {
+async fn batch_publish_answers_for_each_channel() {
     let node = node().await;
     let body = json!({"channels": ["one", "[bad", "two"], "messages": [{"data": 1}, {"data": 2}]});
     let answer = call(&node, KEY, "POST", "/api/publish", body.to_string()).await;
@@ -224,8 +224,8 @@ async fn history_is_paged_bounded_and_without_side_effects() {
     for parameter in ["limit=5", "direction=forwards", "start=1", "cursor="] {
         assert!(next.contains(parameter), "{next}");
     }
-    let elsewhere = next.replace("/channels/pages/", "/channels/empty/");
-    assert_eq!(get(&node, &elsewhere).await.json(), json!({"messages": []}), "a cursor holds no channel");
+    let other_channel = next.replace("/channels/pages/", "/channels/empty/");
+    assert_eq!(get(&node, &other_channel).await.json(), json!({"messages": []}), "a cursor holds no channel");
     let other_account = call(&node, OTHER_KEY, "GET", &next, "").await;
     assert_eq!(other_account.json(), json!({"messages": []}), "and no account");
     assert_eq!(get(&node, &history::path("never", "")).await.json(), json!({"messages": []}));
@@ -420,7 +420,7 @@ async fn a_restart_keeps_history_and_time_does_not_go_back() {
     node.assert_no_panic();
 }
 
-/// Whoever makes the answer: the router, the handshake before it, or the listener of operators.
+/// The same holds for all makers of the answer: the router, the handshake before it, and the admin listener.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_401_says_what_it_asks_for_and_when() {
     let node = Node::start(NodeOptions::default()).await;

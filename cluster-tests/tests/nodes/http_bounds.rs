@@ -1,4 +1,4 @@
-//! What HTTP may hold in memory, and for how long: pages, answers that are not read, bodies that are not finished.
+//! Bounds of HTTP in memory and time: pages, answers that are not read, bodies that are not finished.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::http::Connection;
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{
     Directory, Node, NodeOptions, Raw, Response, SOON, Socket, Tls, history, http, wait_until,
 };
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 const MESSAGE_BYTES: usize = 60_000;
 /// Records of a page, the last of them beyond it, and what stands around them.
@@ -118,7 +119,7 @@ async fn ask_for_pages_of(raw: &mut Raw, key: &str) {
     assert!(raw.write(request.repeat(PAGES).as_bytes()).await, "the node takes the requests");
 }
 
-/// As a client sees it that does not read.
+/// Waits until a client that does not read sees its connection closed.
 async fn wait_until_closed(raw: &mut Raw) {
     wait_until(SOON, "the connection to be closed", async || !raw.write(b"\r\n").await).await;
 }
@@ -155,7 +156,7 @@ async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
     let began = Instant::now();
     while began.elapsed() < 4 * STALL {
         raw.take_in(64 * 1024).await;
-        sleep(Duration::from_millis(200)).await;
+        pace(Duration::from_millis(200)).await;
     }
     for page in 0..PAGES {
         let (status, _, body) = raw.response(SOON).await.expect("the connection is kept");
@@ -166,12 +167,12 @@ async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
 }
 
 /// The most memory that the node has held, from the beginning of the watch on.
-struct Peak {
+struct MemoryPeak {
     bytes: Arc<AtomicU64>,
     _watch: JoinSet<()>,
 }
 
-impl Peak {
+impl MemoryPeak {
     fn of(node: &Arc<Node>) -> Self {
         let (bytes, node) = (Arc::new(AtomicU64::new(0)), Arc::clone(node));
         let peak = Arc::clone(&bytes);
@@ -191,7 +192,7 @@ impl Peak {
     }
 }
 
-/// What small requests and sockets are answered, whatever else waits.
+/// Asserts that the node serves small requests and sockets, whatever else waits.
 async fn assert_serves(node: &Node) {
     let authorization = http::basic(&node.key());
     let headers = [("authorization", authorization.as_str())];
@@ -213,7 +214,7 @@ async fn page_of(node: &Node, key: &str) -> Response {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_nobody_reads_are_bounded_over_all_connections() {
+async fn unread_answers_are_bounded_over_all_connections() {
     // One account would leave most of the room free.
     let options = with_accounts(NodeOptions::default(), ACCOUNTS).limit("http_stall_ms", 3_000);
     let node = Arc::new(Node::start(options).await);
@@ -221,7 +222,7 @@ async fn answers_that_nobody_reads_are_bounded_over_all_connections() {
     for account in 0..ACCOUNTS {
         publish_large(&mut connection, &key_of(account), "large", PAGE).await;
     }
-    let peak = Peak::of(&node);
+    let peak = MemoryPeak::of(&node);
     let mut clients = Vec::new();
     for number in 0..UNREAD {
         let mut raw = Raw::connect_slow(node.addr(), 16 * 1024).await;
@@ -285,7 +286,7 @@ async fn slow_readers_of_two_accounts_block_no_answer_of_a_third() {
             trickling.spawn(async move {
                 loop {
                     raw.take_in(64 * 1024).await;
-                    sleep(Duration::from_millis(500)).await;
+                    pace(Duration::from_millis(500)).await;
                 }
             });
         }
@@ -302,7 +303,7 @@ async fn slow_readers_of_two_accounts_block_no_answer_of_a_third() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_nobody_finishes_are_bounded_over_all_connections() {
+async fn unfinished_bodies_are_bounded_over_all_connections() {
     const BODY_BYTES: usize = 2 * 1024 * 1024;
     let node = Arc::new(Node::start(NodeOptions::default().limit("http_stall_ms", 3_000)).await);
     let authorization = http::basic(&node.key());
@@ -310,7 +311,7 @@ async fn bodies_that_nobody_finishes_are_bounded_over_all_connections() {
         "POST /api/channels/large/publish HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n"
     );
     let body: Arc<[u8]> = vec![b' '; BODY_BYTES - 1].into();
-    let peak = Peak::of(&node);
+    let peak = MemoryPeak::of(&node);
     let mut clients = JoinSet::new();
     for number in 0..UNFINISHED {
         let (addr, body, mut head) = (node.addr(), Arc::clone(&body), head.clone());
@@ -351,7 +352,7 @@ async fn a_body_in_tiny_chunks_takes_no_more_than_its_bytes() {
     let node = Arc::new(Node::start(NodeOptions::default().limit("http_body_ms", BODY_MS)).await);
     let authorization = http::basic(&node.key());
     let before = node.resident_bytes() / (1024 * 1024);
-    let peak = Peak::of(&node);
+    let peak = MemoryPeak::of(&node);
     let mut raw = Raw::connect(node.addr()).await;
     let head = format!(
         "POST /api/channels/large/publish HTTP/1.1\r\nhost: localhost\r\nauthorization: {authorization}\r\n\

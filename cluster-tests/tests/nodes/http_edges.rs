@@ -70,8 +70,9 @@ async fn refusals_before_routing_are_counted_and_logged() {
         let [first, second] = first_and_second(&node, &request).await;
         assert!((400..500).contains(&first.0) && second.0 == first.0, "{request}");
         assert_eq!(refused(&node, route).await, before + 2.0, "{request}");
-        let is_told = |line: &str| line.contains("request refused") && line.contains(reason);
-        wait_until(SOON, reason, async || node.log().lines().filter(|line| is_told(line)).count() == 2).await;
+        let is_logged = |line: &str| line.contains("request refused") && line.contains(reason);
+        wait_until(SOON, reason, async || node.log().lines().filter(|line| is_logged(line)).count() == 2)
+            .await;
     }
     let before = refused(&node, "none").await;
     let mut raw = Raw::connect(node.addr()).await;
@@ -290,7 +291,7 @@ async fn an_idle_connection_has_a_time_of_its_own() {
     );
 }
 
-/// Of many connections, since the system may be ready for the answer or not.
+/// The test takes many connections, since the system may be ready for the answer or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_is_not_served_is_answered_without() {
     const REQUEST: &[u8] =

@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_peers_down};
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, Socket, http};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// What a publish with an id may take where a node does not answer.
+/// Greatest time for a publish with an id while a node does not answer.
 const GOES_ON: Duration = Duration::from_secs(2);
-/// There are heartbeats between messages.
-const HEARD_WITHIN: Duration = Duration::from_secs(60);
+/// Greatest time until a frame comes: heartbeats come between messages.
+const RECEIVED_WITHIN: Duration = Duration::from_secs(60);
 
 async fn on_each(nodes: &[Node]) -> Vec<Socket> {
     let mut sockets = Vec::new();
@@ -45,11 +45,11 @@ async fn publish(socket: &mut Socket, messages: &[Value]) -> Vec<String> {
     serials.map(|serial| serial.as_str().expect("a serial").to_owned()).collect()
 }
 
-/// What a subscriber gets up to a message that comes last, by the ids.
-async fn heard(socket: &mut Socket, last: &str) -> Vec<String> {
+/// Gives the ids of the messages that a subscriber gets before the last one.
+async fn received_ids(socket: &mut Socket, last: &str) -> Vec<String> {
     let mut ids = Vec::new();
     loop {
-        let frame = socket.next_within(HEARD_WITHIN).await.expect("a message, or a sign of life");
+        let frame = socket.next_within(RECEIVED_WITHIN).await.expect("a message, or a sign of life");
         for message in frame["messages"].as_array().into_iter().flatten() {
             let id = message["id"].as_str().expect("an id").to_owned();
             if id == last {
@@ -61,8 +61,8 @@ async fn heard(socket: &mut Socket, last: &str) -> Vec<String> {
 }
 
 /// The same of each, from now on: who does not answer for long is given up, and a busy machine may take long.
-fn hearing(subscribers: Vec<Socket>) -> JoinSet<Vec<String>> {
-    let hear = |mut socket| async move { heard(&mut socket, "end").await };
+fn receive_in_background(subscribers: Vec<Socket>) -> JoinSet<Vec<String>> {
+    let hear = |mut socket| async move { received_ids(&mut socket, "end").await };
     subscribers.into_iter().map(hear).collect()
 }
 
@@ -79,7 +79,7 @@ async fn left_out(nodes: &[Node]) -> f64 {
 async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let subscribers = hearing(subscribers(nodes).await);
+    let subscribers = receive_in_background(subscribers(nodes).await);
     let mut publishers = on_each(nodes).await;
     let mut expected = Vec::new();
     for number in 0..30 {
@@ -106,8 +106,8 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
         assert!(!String::from_utf8_lossy(&answer.body).contains("error"), "{:?}", answer.body);
     }
     publish(&mut publishers[0], &[message("end")]).await;
-    for heard in subscribers.join_all().await {
-        assert_eq!(heard, expected);
+    for ids in subscribers.join_all().await {
+        assert_eq!(ids, expected);
     }
 }
 
@@ -115,7 +115,7 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
 async fn one_of_three_at_once_is_published() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let subscribers = hearing(subscribers(nodes).await);
+    let subscribers = receive_in_background(subscribers(nodes).await);
     let mut publishers = on_each(nodes).await;
     const ROUNDS: usize = 100;
     for number in 0..ROUNDS {
@@ -128,8 +128,8 @@ async fn one_of_three_at_once_is_published() {
     publish(&mut publishers[0], &[message("end")]).await;
     let expected = (0..ROUNDS).flat_map(|number| [format!("m{number}"), format!("n{number}")]);
     let expected: Vec<String> = expected.collect();
-    for heard in subscribers.join_all().await {
-        assert!(heard == expected || left_out(nodes).await > 0.0, "{heard:?}");
+    for ids in subscribers.join_all().await {
+        assert!(ids == expected || left_out(nodes).await > 0.0, "{ids:?}");
     }
 }
 
@@ -137,7 +137,7 @@ async fn one_of_three_at_once_is_published() {
 async fn acked_ids_are_known_to_peers_after_their_node_is_killed() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
-    let subscribers = hearing(subscribers(&nodes[1..]).await);
+    let subscribers = receive_in_background(subscribers(&nodes[1..]).await);
     let mut publishers = on_each(nodes).await;
     // Many at a time, so that some have just been acknowledged when the node ends.
     const MESSAGES: usize = 200;
@@ -160,8 +160,8 @@ async fn acked_ids_are_known_to_peers_after_their_node_is_killed() {
     }
     publish(&mut publishers[1], &[message("end")]).await;
     let expected: Vec<String> = (0..MESSAGES).map(|number| format!("m{number}")).collect();
-    for heard in subscribers.join_all().await {
-        assert_eq!(heard, expected);
+    for ids in subscribers.join_all().await {
+        assert_eq!(ids, expected);
     }
 }
 
@@ -183,10 +183,10 @@ async fn a_restart_of_all_makes_nothing_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_stands_still_holds_up_nobody_for_long() {
+async fn stalled_node_delays_publishes_with_ids_only_briefly() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
-    let subscribers = hearing(subscribers(&nodes[..2]).await);
+    let subscribers = receive_in_background(subscribers(&nodes[..2]).await);
     let mut publishers = on_each(&nodes[..2]).await;
     nodes[2].pause();
     let paused = Instant::now();
@@ -208,11 +208,11 @@ async fn a_node_that_stands_still_holds_up_nobody_for_long() {
         number += 1;
     }
     publish(&mut publishers[0], &[message("end")]).await;
-    for heard in subscribers.join_all().await {
-        assert_eq!(heard, expected);
+    for ids in subscribers.join_all().await {
+        assert_eq!(ids, expected);
     }
     assert!(left_out(&nodes[..2]).await > 0.0);
-    nodes[2].resume_anew(1).await;
+    nodes[2].resume_until_restarted(1).await;
     cluster.until_linked().await;
     let nodes = &*cluster.nodes();
     let mut back = Socket::open(&nodes[2], "").await;
@@ -228,7 +228,7 @@ fn partition_sides_keep_publishing_and_publish_an_id_once_each() {
         let mut publishers = on_each(nodes).await;
         let before = publish(&mut publishers[0], &[message("before")]).await;
         let cuts = cut_off(&network, nodes);
-        until_dead(nodes).await;
+        until_peers_down(nodes).await;
         let mut subscribers = subscribers(nodes).await;
         let alone = publish(&mut publishers[0], &[message("m")]).await;
         let together = publish(&mut publishers[1], &[message("m")]).await;
@@ -241,7 +241,7 @@ fn partition_sides_keep_publishing_and_publish_an_id_once_each() {
             publish(&mut publishers[at], &[message(last)]).await;
         }
         for (subscriber, last) in subscribers.iter_mut().zip(["alone", "together", "together"]) {
-            assert_eq!(heard(subscriber, last).await, ["m"]);
+            assert_eq!(received_ids(subscriber, last).await, ["m"]);
         }
         drop(cuts);
         cluster.until_linked().await;
@@ -255,7 +255,7 @@ fn partition_sides_keep_publishing_and_publish_an_id_once_each() {
         }
         publish(&mut publishers[0], &[message("healed")]).await;
         for subscriber in &mut fresh {
-            assert_eq!(heard(subscriber, "healed").await, [""; 0]);
+            assert_eq!(received_ids(subscriber, "healed").await, [""; 0]);
         }
     });
 }
@@ -310,7 +310,7 @@ async fn publisher_order_holds_for_messages_with_and_without_ids() {
 
 const SOCKETS: usize = 8;
 const TURNS: usize = 20;
-/// What a socket has on its way.
+/// Publishes that a socket has under way.
 const TOGETHER: usize = 25;
 
 /// How many publishes with ids are acknowledged in a second over some sockets of one node.

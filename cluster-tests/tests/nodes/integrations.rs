@@ -1,4 +1,4 @@
-//! What an account may read of its integrations, and the queues of a node without a broker.
+//! Integrations as an account may read them, and queues of a node without a broker.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, http};

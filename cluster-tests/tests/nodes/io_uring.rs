@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::raw::Raw;
 use fanfare_cluster_tests::ring::Ring;
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::json;
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 const SHARDS: &str = "fanfare_io_uring_shards";
 const SUBSCRIBERS: usize = 80;
 const MESSAGES: usize = 300;
-/// Of the data of every fifth message; the others have next to none. All together are more than the system keeps for a
-/// client that reads nothing.
+/// Size of the data of every fifth message; the others have next to none. All together are more than the
+/// system keeps for a client that reads nothing.
 const BYTES: usize = 65_000;
 
 fn options(io_uring: &str) -> NodeOptions {
@@ -31,7 +31,10 @@ async fn has_rings(node: &Node) -> bool {
     let log = node.log();
     let refused = node.metric(SHARDS).await == 0.0;
     if refused {
-        assert!(log.contains("without io_uring") && std::env::var("CI").as_deref() != Ok("true"), "{log}");
+        assert!(
+            log.contains("io_uring unavailable") && std::env::var("CI").as_deref() != Ok("true"),
+            "{log}"
+        );
         eprintln!("NOT TESTED, there is no io_uring:\n{log}");
     }
     !refused
@@ -45,7 +48,7 @@ async fn read_all(mut socket: Socket, pause: Duration) {
             assert_eq!(message["data"][0], next, "each once and in order");
             next += 1;
         }
-        sleep(pause).await;
+        pace(pause).await;
     }
     while let Ok(frame) = socket.next_within(Duration::from_millis(200)).await {
         assert_ne!(frame["op"], 13, "{frame}");
@@ -59,7 +62,7 @@ async fn attached(node: &Node, raw: Raw) -> Socket {
 }
 
 /// Publishes to many who read, some who read slowly, and some who go in the middle.
-async fn everybody_gets_everything(node: &Node) {
+async fn all_receive_all(node: &Node) {
     let mut reading = JoinSet::new();
     for _ in 0..SUBSCRIBERS {
         let socket = attached(node, Raw::connect(node.addr()).await).await;
@@ -80,7 +83,7 @@ async fn everybody_gets_everything(node: &Node) {
         if number > 2 * MESSAGES / 3 && number % 10 == 5 {
             going.pop();
         }
-        sleep(Duration::from_millis(1)).await;
+        pace(Duration::from_millis(1)).await;
     }
     for _ in 0..MESSAGES {
         assert_eq!(publisher.find("an answer", |frame| frame["op"] != 0).await["op"], 1);
@@ -98,7 +101,7 @@ async fn by_one_call_for_many_sockets() {
         return;
     }
     assert_eq!(node.metric(SHARDS).await, threads(), "{}", node.log());
-    everybody_gets_everything(&node).await;
+    all_receive_all(&node).await;
     assert_eq!(node.metric(SHARDS).await, threads(), "none was given up:\n{}", node.log());
 }
 
@@ -107,7 +110,7 @@ async fn by_a_call_for_each_socket() {
     let node = Node::start(options("off")).await;
     assert_eq!(node.metric(SHARDS).await, 0.0);
     assert!(!node.log().contains("io_uring"), "who has said no is not told:\n{}", node.log());
-    everybody_gets_everything(&node).await;
+    all_receive_all(&node).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,9 +120,9 @@ async fn node_without_permission_for_io_uring_logs_it_and_delivers() {
     assert_eq!(node.metric(SHARDS).await, 0.0);
     wait_until(SOON, "it to be told", async || node.log().contains("io_uring")).await;
     let log = node.log();
-    let told: Vec<_> = log.lines().filter(|line| line.contains("io_uring")).collect();
-    assert!(told.len() == 1 && told[0].contains("INFO") && told[0].contains("not permitted"), "{log}");
-    everybody_gets_everything(&node).await;
+    let logged: Vec<_> = log.lines().filter(|line| line.contains("io_uring")).collect();
+    assert!(logged.len() == 1 && logged[0].contains("INFO") && logged[0].contains("not permitted"), "{log}");
+    all_receive_all(&node).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -129,8 +132,8 @@ async fn while_it_fails() {
     if !has_rings(&node).await {
         return;
     }
-    everybody_gets_everything(&node).await;
+    all_receive_all(&node).await;
     wait_until(SOON, "the rings to be given up", async || node.metric(SHARDS).await == 0.0).await;
-    let told = node.log().lines().filter(|line| line.contains("io_uring failed")).count();
-    assert_eq!(told as f64, threads(), "each thread says so once:\n{}", node.log());
+    let logged = node.log().lines().filter(|line| line.contains("io_uring failed")).count();
+    assert_eq!(logged as f64, threads(), "each thread says so once:\n{}", node.log());
 }

@@ -19,7 +19,7 @@ async fn restart_all(cluster: &mut Cluster, keys: &[&str]) {
     }
 }
 
-/// What is published on each comes to all.
+/// Asserts that a message published on each node comes to all.
 async fn assert_one(nodes: &[Node]) {
     let mut sockets = Vec::new();
     for node in nodes {

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fanfare_cluster_tests::socket::Socket;
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{Node, NodeOptions, history, http};
 use fanfare_proto::path::encode_channel;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 /// Numbers 0, 1, 2 … one after another, several under way at a time, until it is told to stop; gives how many it sent. At most
 /// 640 a second, so that the history that is read again and again does not outgrow a slow machine.
@@ -21,7 +21,7 @@ async fn publish_on(mut publisher: Socket, channel: &str, stop: Arc<AtomicBool>)
             publisher.start(json!({"op": 13, "channel": channel, "data": sent})).await;
             sent += 1;
             if sent.is_multiple_of(UNDER_WAY) {
-                sleep(Duration::from_millis(50)).await;
+                pace(Duration::from_millis(50)).await;
             }
             continue;
         }

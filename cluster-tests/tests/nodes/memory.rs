@@ -11,7 +11,8 @@ const MIB: u64 = 1024 * 1024;
 const REFUSED: &str = "fanfare_connections_refused_total{reason=\"memory\"}";
 const USED: &str = "fanfare_memory_used_bytes";
 const DEGRADED: &str = "fanfare_degraded{reason=\"memory\"}";
-/// What each slow client lets wait, of which the kernel takes at most 4 MiB (`tcp_wmem`).
+/// Size of each message. The messages that wait for a slow client are more than the 4 MiB that the kernel
+/// takes at most (`tcp_wmem`).
 const MESSAGE_BYTES: usize = 60_000;
 const WAITING: usize = 150;
 const CLIENTS_MAX: usize = 200;
@@ -100,7 +101,7 @@ async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
     wait_until(SOON, "the gauge", async || node.metric(DEGRADED).await == 1.0).await;
     let max_bytes = node.metric("fanfare_memory_max_bytes").await;
     assert!(node.metric("fanfare_memory_used_bytes").await >= 0.85 * max_bytes);
-    for text in ["memory is short", "a connection was refused"] {
+    for text in ["memory near the ceiling", "connection refused: the node is full"] {
         wait_until(SOON, text, async || node.log().contains(text)).await;
     }
 
@@ -122,7 +123,7 @@ async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_tls_a_client_without_room_is_told_so() {
+async fn tls_client_over_the_memory_budget_gets_503() {
     let tls = Tls::default();
     // Less than a node takes at its start.
     let node = Node::start(tls.node().limit("memory_bytes", MIB)).await;

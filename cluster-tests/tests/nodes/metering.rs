@@ -5,9 +5,9 @@ use std::time::Duration;
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::socket::Socket;
-use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, clock, http, wait_until};
+use fanfare_cluster_tests::waits::time_passes;
+use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, clock, http};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 const KEY: &str = "secret.k1";
 const OTHER_KEY: &str = "secret.k2";
@@ -179,8 +179,7 @@ async fn a_killed_node_has_all_that_was_counted_five_seconds_before() {
     for number in 0..10 {
         publish(&node, KEY, format!(r#"{{"data":{number}}}"#)).await;
     }
-    let counted = Instant::now();
-    wait_until(SOON, "five seconds to pass", async || counted.elapsed() >= STORED_WITHIN).await;
+    time_passes(STORED_WITHIN).await;
     publish(&node, KEY, r#"{"data":"late"}"#).await;
     node.kill();
     node.restart().await;
@@ -195,8 +194,7 @@ async fn without_a_store_the_rows_are_in_memory() {
     let node = Node::start(options().environment("FANFARE_STORE", "none")).await;
     publish(&node, KEY, r#"{"data":1}"#).await;
     assert_eq!(total(&node, KEY, "publish").await, (1, 1));
-    let counted = Instant::now();
-    wait_until(SOON, "a flush to have passed", async || counted.elapsed() >= STORED_WITHIN).await;
+    time_passes(STORED_WITHIN).await;
     publish(&node, KEY, r#"{"data":2}"#).await;
     assert_eq!(total(&node, KEY, "publish").await, (2, 2));
     let body = call(&node, KEY, "GET", "/api/metrics/series?window=nonsense", "").await;

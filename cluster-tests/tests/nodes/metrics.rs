@@ -1,4 +1,4 @@
-//! What operators are told by `/metrics`: it keeps to the conventions of Prometheus, and says what is.
+//! Metrics of `/metrics`: they keep to the conventions of Prometheus and are true.
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
@@ -9,13 +9,13 @@ use fanfare_cluster_tests::{Directory, Node, NodeOptions, Raw, SOON, Socket, htt
 use serde_json::json;
 
 const KEY: &str = "secret.k1";
-/// What alerts and panels are checked against: name, kind and labels of each metric.
+/// Name, kind and labels of each metric, against which alerts and panels are checked.
 const CATALOGUE: &str = include_str!("../../../deploy/check/metrics.txt");
 /// Units that a name may end with.
 const UNITS: [&str; 2] = ["_seconds", "_bytes"];
 /// Units that none may have: those above are the base ones.
 const NO_UNITS: [&str; 5] = ["_ms", "_milliseconds", "_kilobytes", "_kb", "_mb"];
-/// What only a node with a broker tells, or one whose target has failed.
+/// Metrics of a node with a broker alone, or of one with a failed target.
 const SELDOM: [&str; 5] = [
     "fanfare_broker_checks_total",
     "fanfare_broker_refusals_total",
@@ -88,15 +88,15 @@ async fn metrics_keep_to_conventions_and_are_in_the_catalogue() {
             findings.extend(is_wrong.then(|| format!("{name}: {finding}")));
         }
     }
-    let told: Vec<String> = metrics.iter().map(|(name, metric)| as_line(name, metric)).collect();
+    let exposed: Vec<String> = metrics.iter().map(|(name, metric)| as_line(name, metric)).collect();
     let lines: Vec<&str> = CATALOGUE.lines().filter(|line| !line.starts_with('#')).collect();
-    let own = told.iter().filter(|line| line.starts_with("fanfare_"));
+    let own = exposed.iter().filter(|line| line.starts_with("fanfare_"));
     let missing = own.filter(|line| !lines.contains(&line.as_str()));
     findings.extend(missing.map(|line| format!("not in deploy/check/metrics.txt: {line}")));
     for line in lines {
         let name = line.split(' ').next().unwrap_or_default();
-        let is_told = told.iter().any(|told| told == line);
-        if !is_told && !SELDOM.contains(&name) {
+        let is_exposed = exposed.iter().any(|exposed| exposed == line);
+        if !is_exposed && !SELDOM.contains(&name) {
             findings.push(format!("deploy/check/metrics.txt has what no node tells: {line}"));
         }
     }
@@ -156,7 +156,7 @@ async fn the_time_of_the_store_is_a_histogram_of_its_calls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_draining_node_tells_how_many_are_still_to_go() {
+async fn draining_node_reports_its_remaining_connections() {
     let mut cluster =
         Cluster::linked_with(2, |options| options.environment("FANFARE_DRAIN_TIMEOUT", "10s")).await;
     let node = &cluster.nodes()[0];
@@ -203,7 +203,7 @@ async fn a_refused_certificate_is_stale_until_it_is_as_before() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_peer_that_stands_still_lags() {
+async fn stalled_peer_shows_peer_stream_lag() {
     let mut cluster = Cluster::linked(2).await;
     let [node, peer] = cluster.nodes() else { panic!("two nodes") };
     let mut there = Socket::open(peer, "").await;

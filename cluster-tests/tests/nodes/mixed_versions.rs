@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::presence::{present, until_everywhere};
-use fanfare_cluster_tests::roaming::{Door, Publisher, Subscriber};
+use fanfare_cluster_tests::presence::{present, until_members_on_all};
+use fanfare_cluster_tests::roaming::{NodeSelector, Publisher, Subscriber};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::json;
 
@@ -18,8 +18,8 @@ async fn mixed(count: usize) -> Cluster {
     .await
 }
 
-fn door(nodes: &[Node]) -> Door {
-    Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
+fn door(nodes: &[Node]) -> NodeSelector {
+    NodeSelector::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &nodes[0].key())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -76,7 +76,7 @@ async fn they_route_resume_and_leave_among_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn they_ask_and_tell_each_other_who_is_there_and_what_is_known() {
+async fn mixed_versions_share_presence_counts_and_message_ids() {
     let mut cluster = mixed(3).await;
     let nodes = &*cluster.nodes();
     let mut sockets = Vec::new();
@@ -85,7 +85,7 @@ async fn they_ask_and_tell_each_other_who_is_there_and_what_is_known() {
         present(&mut socket, "enter", "room", json!({})).await;
         sockets.push(socket);
     }
-    until_everywhere(nodes, "room", &["c0", "c1", "c2"]).await;
+    until_members_on_all(nodes, "room", &["c0", "c1", "c2"]).await;
     let ask = async |at: usize, method: &str, path: &str| {
         let authorization = http::basic(&nodes[at].key());
         http::request(nodes[at].addr(), method, path, &[("authorization", &authorization)], "").await.json()
@@ -106,7 +106,7 @@ async fn they_ask_and_tell_each_other_who_is_there_and_what_is_known() {
         let path = format!("/api/clients/c{closed}/connections/close");
         assert_eq!(ask(asked, "POST", &path).await, json!({"closed": 1}));
     }
-    until_everywhere(nodes, "room", &["c2"]).await;
+    until_members_on_all(nodes, "room", &["c2"]).await;
     for node in nodes {
         node.assert_well().await;
     }

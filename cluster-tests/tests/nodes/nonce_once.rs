@@ -2,8 +2,8 @@
 //! meanwhile; where that cannot be known no token is issued.
 
 use fanfare_client::sign::{self, TokenParams};
-use fanfare_cluster_tests::clock::{self, Shifted};
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_dead};
+use fanfare_cluster_tests::clock::{self, ShiftedClock};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, until_peers_down};
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::{Node, Response, SOON, http, wait_for, wait_until};
 
@@ -134,7 +134,7 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
     assert_refused(n1, &used, 401, USED, "together").await;
 }
 
-/// Who was dead when it stopped has been given nothing by it, and nothing can be learned from there.
+/// A node that was down while this one stopped got no nonces from it, so this one cannot learn them there.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
     let mut cluster = Cluster::linked(3).await;
@@ -164,7 +164,8 @@ async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
     assert_refused(n1, &request(), 503, UNAVAILABLE, "one of two").await;
 }
 
-/// Whoever stopped last may have granted something since, also where those who came back were started more than once.
+/// The node that stopped last may have issued tokens since, also if the other nodes have restarted more than
+/// once.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_have_not_learned_nonces_issue_no_token() {
     let mut cluster = Cluster::linked(3).await;
@@ -216,8 +217,8 @@ async fn last_node_issues_tokens_after_the_others_left_cleanly() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_whose_clock_is_wrong_issues_nothing() {
-    let shifted = Shifted::default();
+async fn node_with_a_wrong_clock_issues_no_tokens() {
+    let shifted = ShiftedClock::default();
     let mut cluster = Cluster::linked(1).await;
     cluster.add(|options| shifted.under(options)).await;
     cluster.add(|options| options).await;
@@ -244,7 +245,7 @@ fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
         let (alone, together) = tokio::join!(exchange(&nodes[0], &both), exchange(&nodes[1], &both));
         assert_eq!((alone.status, alone.error().as_str()), (503, UNAVAILABLE));
         assert!([200, 503].contains(&together.status), "{together:?}");
-        until_dead(nodes).await;
+        until_peers_down(nodes).await;
         for node in &nodes[1..] {
             used.push(assert_granted(node, "two of three").await);
         }

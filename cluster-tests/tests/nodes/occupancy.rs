@@ -6,7 +6,7 @@ use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::present;
 use fanfare_cluster_tests::receiver::Receiver;
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -16,7 +16,7 @@ const KEY: &str = "secret.k1";
 const READER: &str = "secret.reader";
 const WRITER: &str = "secret.writer";
 const MEMBER: &str = "secret.member";
-/// Of another account.
+/// Key of another account.
 const OTHER: &str = "secret.other";
 
 fn directory() -> Directory {
@@ -87,8 +87,8 @@ async fn one_node_counts_by_mode_and_capability() {
         open.push(attached(&node, key, modes).await);
         assert_eq!(occupancy(&node, "room").await, details("room", at, "cluster"), "{key} {modes:?}");
     }
-    let mut elsewhere = Socket::open_as(&node, "", &http::basic(OTHER)).await;
-    elsewhere.attach("room").await;
+    let mut other_account = Socket::open_as(&node, "", &http::basic(OTHER)).await;
+    other_account.attach("room").await;
     present(&mut open[0], "enter", "room", json!({"clientId": "ann"})).await;
     present(&mut open[0], "enter", "room", json!({"clientId": "bob"})).await;
     assert_eq!(occupancy(&node, "room").await, details("room", [6, 4, 3, 2], "cluster"));
@@ -115,7 +115,7 @@ async fn one_node_counts_by_mode_and_capability() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn renewed_credential_changes_who_publishes() {
+async fn changed_key_capability_updates_the_publisher_count() {
     let node = node().await;
     let _socket = attached(&node, KEY, &["subscribe"]).await;
     assert_eq!(occupancy(&node, "room").await, details("room", [1, 1, 1, 0], "cluster"));
@@ -218,32 +218,32 @@ async fn watching(node: &Node, query: &str) -> Socket {
     socket
 }
 
-async fn next_told(socket: &mut Socket) -> Value {
+async fn next_occupancy(socket: &mut Socket) -> Value {
     socket.find("op 16", |frame| frame["op"] == 16).await
 }
 
-async fn until_told(socket: &mut Socket, at: [u64; 4], source: &str) {
-    let told = json!({"op": 16, "channel": "room", "occupancy": counts(at), "source": source});
-    socket.find(&told.to_string(), |frame| *frame == told).await;
+async fn until_occupancy(socket: &mut Socket, at: [u64; 4], source: &str) {
+    let notices = json!({"op": 16, "channel": "room", "occupancy": counts(at), "source": source});
+    socket.find(&notices.to_string(), |frame| *frame == notices).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn attach_with_occupancy_tells_the_counts_and_changes() {
+async fn attach_with_occupancy_gets_the_counts_and_changes() {
     let node = node().await;
     let mut first = watching(&node, "").await;
-    until_told(&mut first, [1, 1, 1, 0], "cluster").await;
+    until_occupancy(&mut first, [1, 1, 1, 0], "cluster").await;
     let mut second = watching(&node, "?format=msgpack").await;
     // The count before, and then the present one.
-    until_told(&mut second, [2, 2, 2, 0], "cluster").await;
-    until_told(&mut first, [2, 2, 2, 0], "cluster").await;
+    until_occupancy(&mut second, [2, 2, 2, 0], "cluster").await;
+    until_occupancy(&mut first, [2, 2, 2, 0], "cluster").await;
     let reader = attached(&node, READER, &["subscribe"]).await;
     present(&mut first, "enter", "room", json!({"clientId": "ann"})).await;
     for socket in [&mut first, &mut second] {
-        until_told(socket, [3, 2, 3, 1], "cluster").await;
+        until_occupancy(socket, [3, 2, 3, 1], "cluster").await;
     }
     drop(reader);
-    until_told(&mut first, [2, 2, 2, 1], "cluster").await;
-    until_told(&mut second, [2, 2, 2, 1], "cluster").await;
+    until_occupancy(&mut first, [2, 2, 2, 1], "cluster").await;
+    until_occupancy(&mut second, [2, 2, 2, 1], "cluster").await;
     // A further attach without it ends it, as a detach does.
     second.attach("room").await;
     first.ask(json!({"op": 10, "channel": "room"})).await;
@@ -252,16 +252,16 @@ async fn attach_with_occupancy_tells_the_counts_and_changes() {
     for socket in [&mut first, &mut second] {
         let (frames, ended) = socket.to_end(silence).await;
         assert!(frames.iter().all(|frame| frame["op"] != 16), "{frames:?}");
-        assert_eq!(ended, Ended::Silence);
+        assert_eq!(ended, SocketEnd::Silence);
     }
     drop(third);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_changes_are_told_once_a_second() {
+async fn many_occupancy_changes_are_sent_once_a_second() {
     let node = node().await;
     let mut watcher = watching(&node, "").await;
-    next_told(&mut watcher).await;
+    next_occupancy(&mut watcher).await;
     let begun = Instant::now();
     let mut other = Socket::open(&node, "").await;
     let mut last = Value::Null;
@@ -272,7 +272,7 @@ async fn many_changes_are_told_once_a_second() {
     }
     other.attach("room").await;
     while last["occupancy"] != counts([2, 2, 2, 0]) {
-        last = next_told(&mut watcher).await;
+        last = next_occupancy(&mut watcher).await;
         count += 1;
     }
     let seconds = begun.elapsed().as_secs();
@@ -280,21 +280,21 @@ async fn many_changes_are_told_once_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn occupancy_of_three_nodes_is_told_on_each() {
+async fn occupancy_of_three_nodes_is_reported_on_each() {
     let mut cluster = cluster().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let mut watchers = [watching(n0, "").await, watching(n1, "").await];
     let member = attached(n2, MEMBER, &["presence"]).await;
     for watcher in &mut watchers {
-        until_told(watcher, [3, 2, 2, 0], "cluster").await;
+        until_occupancy(watcher, [3, 2, 2, 0], "cluster").await;
     }
     drop(member);
     for watcher in &mut watchers {
-        until_told(watcher, [2, 2, 2, 0], "cluster").await;
+        until_occupancy(watcher, [2, 2, 2, 0], "cluster").await;
     }
     n2.pause();
-    until_told(&mut watchers[0], [1, 1, 1, 0], "node").await;
-    until_told(&mut watchers[0], [2, 2, 2, 0], "cluster").await;
+    until_occupancy(&mut watchers[0], [1, 1, 1, 0], "node").await;
+    until_occupancy(&mut watchers[0], [2, 2, 2, 0], "cluster").await;
 }
 
 /// An account whose webhooks are told of occupancy: one of everything on `room`, and one of what all are told of.
@@ -323,18 +323,18 @@ fn sources(receiver: &Receiver) -> Vec<(String, String)> {
     envelopes.collect()
 }
 
-fn expected(told: &[(&str, &str)]) -> Vec<(String, String)> {
-    told.iter().map(|(source, node)| ((*source).to_owned(), (*node).to_owned())).collect()
+fn expected(notices: &[(&str, &str)]) -> Vec<(String, String)> {
+    notices.iter().map(|(source, node)| ((*source).to_owned(), (*node).to_owned())).collect()
 }
 
-async fn until_sources(receiver: &Receiver, told: &[(&str, &str)]) {
-    let what = format!("{told:?}");
-    wait_until(SOON, &what, async || sources(receiver).len() >= told.len()).await;
-    assert_eq!(sources(receiver), expected(told));
+async fn until_sources(receiver: &Receiver, notices: &[(&str, &str)]) {
+    let what = format!("{notices:?}");
+    wait_until(SOON, &what, async || sources(receiver).len() >= notices.len()).await;
+    assert_eq!(sources(receiver), expected(notices));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn integration_is_told_when_a_channel_is_occupied_and_vacated() {
+async fn integration_gets_channel_occupied_and_vacated_events() {
     let (asks, other) = (Receiver::start().await, Receiver::start().await);
     let options = NodeOptions::default().environment("FANFARE_NODE_ID", "n0");
     let node = Node::start(hooked(options, &asks, &other)).await;
@@ -351,8 +351,8 @@ async fn integration_is_told_when_a_channel_is_occupied_and_vacated() {
     silent.ask(json!({"op": 10, "channel": "room"})).await;
     second.publish("room", json!({"data": 1})).await;
     drop(second);
-    let told = [("channel.occupied", "n0"), ("channel.message", "n0"), ("channel.vacated", "n0")];
-    until_sources(&asks, &told).await;
+    let notices = [("channel.occupied", "n0"), ("channel.message", "n0"), ("channel.vacated", "n0")];
+    until_sources(&asks, &notices).await;
     // The other one is told of what all are told.
     until_sources(&other, &[("channel.message", "n0")]).await;
     node.assert_no_panic();
@@ -367,7 +367,7 @@ async fn until_known(nodes: &[Node], expected: [u64; 3]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn first_and_last_of_three_nodes_are_told_once() {
+async fn first_and_last_client_of_three_nodes_are_reported_once() {
     let (asks, other) = (Receiver::start().await, Receiver::start().await);
     let mut cluster = Cluster::linked_with(3, |options| hooked(options, &asks, &other)).await;
     let nodes = cluster.nodes();
@@ -384,17 +384,17 @@ async fn first_and_last_of_three_nodes_are_told_once() {
     last.ask(json!({"op": 10, "channel": "room"})).await;
     until_sources(&asks, &[("channel.occupied", "n0"), ("channel.vacated", "n2")]).await;
     let _again = attached(&nodes[1], KEY, &["subscribe"]).await;
-    let told = [("channel.occupied", "n0"), ("channel.vacated", "n2"), ("channel.occupied", "n1")];
-    until_sources(&asks, &told).await;
+    let notices = [("channel.occupied", "n0"), ("channel.vacated", "n2"), ("channel.occupied", "n1")];
+    until_sources(&asks, &notices).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_that_stops_tells_what_it_leaves_vacated() {
+async fn stopping_node_reports_channels_it_leaves_vacated() {
     let (asks, other) = (Receiver::start().await, Receiver::start().await);
     let mut node = Node::start(hooked(NodeOptions::default(), &asks, &other)).await;
     let _socket = attached(&node, KEY, &["subscribe"]).await;
     wait_until(SOON, "occupied", async || sources(&asks).len() == 1).await;
     assert!(node.stop().await.success());
-    let told: Vec<String> = sources(&asks).into_iter().map(|(source, _)| source).collect();
-    assert_eq!(told, ["channel.occupied", "channel.vacated"]);
+    let notices: Vec<String> = sources(&asks).into_iter().map(|(source, _)| source).collect();
+    assert_eq!(notices, ["channel.occupied", "channel.vacated"]);
 }

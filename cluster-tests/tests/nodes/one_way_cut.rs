@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::network::{Lost, isolated};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
+use fanfare_cluster_tests::network::{PacketLoss, isolated};
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_converged};
+use fanfare_cluster_tests::waits::fault_lasts;
 use fanfare_cluster_tests::{SOON, wait_until};
-use tokio::time::sleep;
 
 /// Longer than it takes to hold a node for dead.
 const CUT_FOR: Duration = Duration::from_secs(4);
@@ -17,23 +17,23 @@ fn cut_from(from: usize, to: usize) {
         let nodes = cluster.nodes();
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let publishers = Publishers::on(nodes).await;
-        let cut = network.cut(nodes[from].host(), nodes[to].host(), Lost::All);
+        let cut = network.cut(nodes[from].host(), nodes[to].host(), PacketLoss::All);
         for node in [&nodes[from], &nodes[to]] {
             let is_down = async || node.metric("fanfare_peers_known").await == 1.0;
             wait_until(SOON, "the link to be down", is_down).await;
         }
         // What comes in the midst of it has the same promise, and so has who moves.
-        sleep(CUT_FOR / 2).await;
+        fault_lasts(CUT_FOR / 2).await;
         let moving = Subscriber::on(&nodes[from], "from one side to the other").await;
-        sleep(CUT_FOR / 2).await;
-        let heard = moving.leave().await;
-        subscribers.push(Subscriber::after(&nodes[to], "moved", heard).await);
+        fault_lasts(CUT_FOR / 2).await;
+        let received = moving.leave().await;
+        subscribers.push(Subscriber::after(&nodes[to], "moved", received).await);
         drop(cut);
         cluster.until_linked().await;
         let fresh = Subscriber::on(&cluster.nodes()[to], "came when it was over").await;
         subscribers.push(fresh);
-        sleep(CUT_FOR / 4).await;
-        end_well(&mut cluster, &publishers.end().await, subscribers).await;
+        publishers.until_acked(LOAD).await;
+        assert_converged(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 

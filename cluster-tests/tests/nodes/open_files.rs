@@ -109,7 +109,7 @@ async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
     .await;
     wait_until(SOON, "the gauge of a full node", async || node.metric(degraded).await == 1.0).await;
     assert_eq!(node.metric("fanfare_degraded{reason=\"store\"}").await, 0.0);
-    assert!(node.log().contains("a connection was refused: the node is full"), "{}", node.log());
+    assert!(node.log().contains("connection refused: the node is full"), "{}", node.log());
 
     sockets.truncate(SOCKETS / 2);
     wait_until(SOON, "the node to have room", async || status(&node).await == "ready").await;

@@ -1,4 +1,4 @@
-//! What operators may ask of a node: to stop, and whom it knows.
+//! Requests of operators: to stop a node, and to list its members.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -114,7 +114,7 @@ async fn a_node_that_stops_says_goodbye_to_the_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_balancer_sends_nobody_to_a_node_that_stops() {
+async fn balancer_sends_no_client_to_a_stopped_node() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let Some(balancer) = Balancer::start(nodes).await else { return };

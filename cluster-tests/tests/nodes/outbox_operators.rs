@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::command::Running;
+use fanfare_cluster_tests::command::RunningCommand;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::receiver::{Answer, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, http, wait_until};
@@ -30,7 +30,7 @@ async fn publish(node: &Node, data: u64) {
 async fn outbox(node: &Node, arguments: &[&str]) -> (Option<i32>, Vec<String>) {
     let folder = node.data_dir().to_str().expect("a path in UTF-8");
     let environment = [("FANFARE_WEBHOOK_ALLOW", "127.0.0.1"), ("FANFARE_DATA_DIR", folder)];
-    let mut running = Running::start_with(&environment, &[&["outbox"], arguments].concat());
+    let mut running = RunningCommand::start_with(&environment, &[&["outbox"], arguments].concat());
     let ended = running.ended_within(Duration::from_secs(60)).await;
     (ended.code(), running.stdout())
 }

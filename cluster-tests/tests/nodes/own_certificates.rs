@@ -47,7 +47,7 @@ async fn knows_unlinked(node: &Node, other: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_of_another_ca_lets_nobody_in() {
+async fn node_with_a_certificate_of_another_ca_is_refused() {
     let (own, foreign) = (Authority::new(), Authority::new());
     let mut cluster = Cluster::linked_with(2, |options| own.vouches_for(options)).await;
     let with_foreign = foreign.vouches_for(cluster.one_more("foreign"));

@@ -4,19 +4,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, told, until_dead};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, peer_log_events, until_peers_down};
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::presence::{Watcher, members, names, present, until_everywhere};
-use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber, end_well};
+use fanfare_cluster_tests::presence::{Watcher, members, names, present, until_members_on_all};
+use fanfare_cluster_tests::socket::SocketEnd;
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_converged};
+use fanfare_cluster_tests::waits::{fault_lasts, pace};
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 const A_WHILE: Duration = Duration::from_secs(2);
-/// What members get from when packets pass again.
+/// Greatest time from the end of the partition until all nodes have the same members.
 const CONVERGED_WITHIN: Duration = Duration::from_secs(5);
-/// So long nothing more happens then.
+/// Time after it in which no further event must come.
 const QUIET: Duration = Duration::from_secs(3);
 const ROOM: &str = "room";
 
@@ -28,17 +29,17 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
         let moving = Subscriber::on_each(nodes, "moves").await;
         let publishers = Publishers::on(nodes).await;
-        sleep(A_WHILE / 2).await;
+        publishers.until_acked(LOAD).await;
         let cuts = cut_off(&network, nodes);
-        until_dead(nodes).await;
+        until_peers_down(nodes).await;
         // To the other side, to their own, and back when it is over.
         for (at, subscriber) in moving.into_iter().enumerate() {
-            let heard = subscriber.leave().await;
-            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", heard).await);
+            let received = subscriber.leave().await;
+            subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", received).await);
         }
         let away = Subscriber::on(&nodes[0], "away while it is healed").await;
         let stays = Subscriber::on(&nodes[1], "the same, on the other side").await;
-        sleep(A_WHILE).await;
+        fault_lasts(A_WHILE).await;
         let (away, stays) = (away.leave().await, stays.leave().await);
         drop(cuts);
         cluster.until_linked().await;
@@ -46,8 +47,8 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         subscribers.push(Subscriber::after(&nodes[2], "away while it was healed", away).await);
         subscribers.push(Subscriber::after(&nodes[0], "the same, on the other side", stays).await);
         subscribers.push(Subscriber::on(&nodes[0], "came when it was over").await);
-        sleep(A_WHILE).await;
-        end_well(&mut cluster, &publishers.end().await, subscribers).await;
+        publishers.until_acked(LOAD).await;
+        assert_converged(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -60,16 +61,16 @@ fn again_and_again() {
         let publishers = Publishers::on(nodes).await;
         for seconds in [1, 2, 0, 3] {
             let cuts = cut_off(&network, cluster.nodes());
-            sleep(Duration::from_millis(1_000 * seconds + 200)).await;
+            fault_lasts(Duration::from_millis(1_000 * seconds + 200)).await;
             drop(cuts);
             // What comes in the midst of the healing, too.
-            sleep(Duration::from_millis(300 * seconds)).await;
+            pace(Duration::from_millis(300 * seconds)).await;
             let fresh = Subscriber::on(&cluster.nodes()[seconds as usize % 3], "came as it was healed").await;
             subscribers.push(fresh);
         }
         cluster.until_linked().await;
-        sleep(A_WHILE / 2).await;
-        end_well(&mut cluster, &publishers.end().await, subscribers).await;
+        publishers.until_acked(LOAD).await;
+        assert_converged(&mut cluster, &publishers.end().await, subscribers).await;
     });
 }
 
@@ -83,11 +84,12 @@ async fn is_listed(node: &Node, expected: &BTreeMap<String, Value>) -> bool {
 
 /// The members of the other side have left by `grace`, or are still there, when the cut is healed. So many more are on each node
 /// throughout.
-fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
-    let grace_ms = u64::try_from(grace.as_millis()).expect("a short time");
+fn members_converge(presence_timeout: Duration, have_left: bool, crowd: usize) {
+    let presence_timeout_ms = u64::try_from(presence_timeout.as_millis()).expect("a short time");
     isolated(async move |network| {
-        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", grace_ms);
-        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let with_presence_timeout =
+            |options: NodeOptions| options.limit("presence_grace_ms", presence_timeout_ms);
+        let mut cluster = Cluster::apart_with(&network, 3, with_presence_timeout).await;
         let nodes = cluster.nodes();
         let (mut sockets, mut expected) = (Vec::new(), BTreeMap::new());
         for (at, node) in nodes.iter().enumerate() {
@@ -103,8 +105,8 @@ fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
             }
             sockets.push(socket);
         }
-        let mut former = Socket::open(&nodes[0], "?clientId=moves").await;
-        present(&mut former, "enter", ROOM, json!({"data": 0})).await;
+        let mut previous = Socket::open(&nodes[0], "?clientId=moves").await;
+        present(&mut previous, "enter", ROOM, json!({"data": 0})).await;
         let mut watchers = Vec::new();
         for node in &*nodes {
             watchers.push(Watcher::on(node, ROOM).await);
@@ -112,8 +114,8 @@ fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
         }
 
         let cuts = cut_off(&network, nodes);
-        until_dead(nodes).await;
-        let key = former.connected["connectionKey"].as_str().expect("a key");
+        until_peers_down(nodes).await;
+        let key = previous.connected["connectionKey"].as_str().expect("a key");
         let mut moved = Socket::open(&nodes[1], &format!("?clientId=moves&resume={key}")).await;
         assert_eq!(moved.connected["resumed"], true);
         present(&mut moved, "enter", ROOM, json!({"data": 1})).await;
@@ -150,8 +152,11 @@ fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
             while watcher.take_until(end).await {}
             assert_eq!(watcher.list, expected, "after {:?}", watcher.events);
         }
-        let (said, ended) = former.to_end(SOON).await;
-        assert_eq!((&said.last().expect("it is told")["code"], ended), (&json!(40800), Ended::Closed(4001)));
+        let (said, ended) = previous.to_end(SOON).await;
+        assert_eq!(
+            (&said.last().expect("it is told")["code"], ended),
+            (&json!(40800), SocketEnd::Closed(4001))
+        );
         for watcher in &mut watchers {
             watcher.assert_quiet(QUIET).await;
             let stays = watcher.events.iter().filter(|(_, name)| name.starts_with("stays"));
@@ -161,7 +166,7 @@ fn members_converge(grace: Duration, have_left: bool, crowd: usize) {
         for socket in &mut sockets {
             socket.send(&json!({"op": 5})).await;
         }
-        until_everywhere(nodes, ROOM, &[]).await;
+        until_members_on_all(nodes, ROOM, &[]).await;
         for node in nodes {
             node.assert_well().await;
         }
@@ -185,22 +190,23 @@ fn so_are_hundreds_of_them() {
 
 #[test]
 fn members_of_a_node_killed_in_a_partition_return_then_leave() {
-    const GRACE_MS: u64 = 8_000;
+    const PRESENCE_TIMEOUT_MS: u64 = 8_000;
     isolated(async |network| {
-        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", GRACE_MS);
-        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let with_presence_timeout =
+            |options: NodeOptions| options.limit("presence_grace_ms", PRESENCE_TIMEOUT_MS);
+        let mut cluster = Cluster::apart_with(&network, 3, with_presence_timeout).await;
         let nodes = cluster.nodes();
         let mut socket = Socket::open(&nodes[1], "").await;
         present(&mut socket, "enter", ROOM, json!({"clientId": "a"})).await;
-        until_everywhere(nodes, ROOM, &["a"]).await;
+        until_members_on_all(nodes, ROOM, &["a"]).await;
         let cuts = cut_off(&network, nodes);
         wait_until(SOON, "it to have left", async || names(&nodes[0], ROOM).await.is_empty()).await;
         nodes[1].kill();
         drop(cuts);
         let healed = Instant::now();
-        until_everywhere(&nodes[..1], ROOM, &["a"]).await;
+        until_members_on_all(&nodes[..1], ROOM, &["a"]).await;
         assert!(healed.elapsed() <= CONVERGED_WITHIN, "{:?}", healed.elapsed());
-        until_everywhere(&nodes[2..], ROOM, &["a"]).await;
+        until_members_on_all(&nodes[2..], ROOM, &["a"]).await;
         for node in [&nodes[0], &nodes[2]] {
             wait_until(SOON, "it to have left", async || names(node, ROOM).await.is_empty()).await;
         }
@@ -209,14 +215,15 @@ fn members_of_a_node_killed_in_a_partition_return_then_leave() {
 
 /// Two nodes do not hear each other, and it is not for one to say that those of the other have left.
 #[test]
-fn members_stay_whose_node_a_third_one_hears_until_nobody_does() {
-    const GRACE: Duration = Duration::from_secs(1);
-    /// By then each node has let leave whom another one was to.
+fn members_stay_until_their_node_is_down_for_all_nodes() {
+    const PRESENCE_TIMEOUT: Duration = Duration::from_secs(1);
+    /// Time after which each node makes the leaves that another one has not made.
     const ALL_LATE: Duration = Duration::from_secs(8);
     isolated(async |network| {
-        let grace_ms = u64::try_from(GRACE.as_millis()).expect("a short time");
-        let with_grace = |options: NodeOptions| options.limit("presence_grace_ms", grace_ms);
-        let mut cluster = Cluster::apart_with(&network, 3, with_grace).await;
+        let presence_timeout_ms = u64::try_from(PRESENCE_TIMEOUT.as_millis()).expect("a short time");
+        let with_presence_timeout =
+            |options: NodeOptions| options.limit("presence_grace_ms", presence_timeout_ms);
+        let mut cluster = Cluster::apart_with(&network, 3, with_presence_timeout).await;
         let nodes = cluster.nodes();
         let mut members = Vec::new();
         // Some of whom each of the others would let leave.
@@ -227,13 +234,13 @@ fn members_stay_whose_node_a_third_one_hears_until_nobody_does() {
             members.push(member);
         }
         let expected: Vec<&str> = expected.iter().map(String::as_str).collect();
-        until_everywhere(nodes, ROOM, &expected).await;
+        until_members_on_all(nodes, ROOM, &expected).await;
         let mut watchers = [Watcher::on(&nodes[0], ROOM).await, Watcher::on(&nodes[1], ROOM).await];
         let _cuts = network.split(&[nodes[0].host()], &[nodes[2].host()]);
-        let said = "a node is dead for this one, and others hear it: something is wrong between the two";
-        let is_told = async || told(&nodes[0]).contains(&("n2".to_owned(), said.to_owned()));
-        wait_until(SOON, "the cut to be noticed", is_told).await;
-        sleep(GRACE + ALL_LATE).await;
+        let said = "peer is down here but alive for others: check the network between the two nodes";
+        let is_logged = async || peer_log_events(&nodes[0]).contains(&("n2".to_owned(), said.to_owned()));
+        wait_until(SOON, "the cut to be noticed", is_logged).await;
+        watchers[0].assert_quiet(PRESENCE_TIMEOUT + ALL_LATE).await;
         for (node, watcher) in nodes.iter().zip(&mut watchers) {
             watcher.assert_quiet(A_WHILE / 10).await;
             assert_eq!(names(node, ROOM).await, expected);

@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
 use fanfare_cluster_tests::presence::{Watcher, present};
 use fanfare_cluster_tests::raw::Raw;
-use fanfare_cluster_tests::socket::Ended;
-use fanfare_cluster_tests::traffic::{Numbers, Publishers, Subscriber, end_well_after};
+use fanfare_cluster_tests::socket::SocketEnd;
+use fanfare_cluster_tests::traffic::{LOAD, Numbers, Publishers, Subscriber, assert_converged_with_losses};
+use fanfare_cluster_tests::waits::{fault_lasts, pace};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 /// One on each node, who may be told that the outcome was not known in time.
 async fn publishers(nodes: &[Node]) -> Publishers {
@@ -21,18 +21,19 @@ async fn publishers(nodes: &[Node]) -> Publishers {
     publishers
 }
 
-/// What these had acknowledged, and what the others had, whose runs have ended: that may be missing where it is told.
-fn parted(acknowledged: Numbers, publishers: &[u64]) -> (Numbers, Numbers) {
+/// Parts the acknowledged messages into those of these publishers and those of the others. The incarnations
+/// of the others have ended, so theirs may be missing after a reported loss.
+fn split_acknowledged(acknowledged: Numbers, publishers: &[u64]) -> (Numbers, Numbers) {
     acknowledged.into_iter().partition(|((from, _), _)| publishers.contains(from))
 }
 
 /// How often `node` has said so of any other.
-fn said(node: &Node, message: &str) -> usize {
-    told(node).iter().filter(|(_, said)| said == message).count()
+fn count_logged(node: &Node, message: &str) -> usize {
+    peer_log_events(node).iter().filter(|(_, said)| said == message).count()
 }
 
 /// The incarnation of the run that is there now.
-async fn run_of(node: &Node) -> Value {
+async fn incarnation_of(node: &Node) -> Value {
     let answer = node.operate("GET", "/debug/members").await.json();
     let run = answer["node"]["incarnation"].clone();
     assert_ne!(run, Value::Null, "{answer}");
@@ -40,7 +41,7 @@ async fn run_of(node: &Node) -> Value {
 }
 
 /// All that was acknowledged has come to everybody, and nobody was told that something may be missing.
-async fn end_unharmed(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
+async fn assert_nothing_lost(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
     let acknowledged = publishers.end().await;
     for subscriber in subscribers {
         let name = subscriber.name.clone();
@@ -48,13 +49,13 @@ async fn end_unharmed(cluster: &mut Cluster, publishers: Publishers, subscribers
     }
     for node in cluster.nodes() {
         node.assert_well().await;
-        assert_eq!(said(node, "a node is dead"), 0);
+        assert_eq!(count_logged(node, "peer is down"), 0);
         assert_eq!(node.metric("fanfare_runs_begun_anew_total").await, 0.0);
     }
 }
 
-async fn until_said(node: &Node, of: &str, message: &str) {
-    let is_said = || told(node).iter().any(|(other, said)| other == of && said == message);
+async fn until_logged(node: &Node, of: &str, message: &str) {
+    let is_said = || peer_log_events(node).iter().any(|(other, said)| other == of && said == message);
     wait_until(SOON, message, async || is_said()).await;
 }
 
@@ -65,30 +66,30 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
     let moving = Subscriber::on_each(nodes, "moves").await;
     let mut publishers = publishers(nodes).await;
-    sleep(Duration::from_secs(1)).await;
-    let former = run_of(&nodes[2]).await;
+    publishers.until_acked(LOAD).await;
+    let previous = incarnation_of(&nodes[2]).await;
     nodes[2].pause();
     // Clients of the others, and those that give up on it.
     for (at, subscriber) in moving.into_iter().enumerate() {
-        let heard = subscriber.leave().await;
-        subscribers.push(Subscriber::after(&nodes[at % 2], "moved meanwhile", heard).await);
+        let received = subscriber.leave().await;
+        subscribers.push(Subscriber::after(&nodes[at % 2], "moved meanwhile", received).await);
     }
     for node in &nodes[..2] {
-        until_said(node, "n2", "a node is dead").await;
+        until_logged(node, "n2", "peer is down").await;
     }
     let there = subscribers.remove(2);
-    nodes[2].resume_anew(1).await;
-    assert_ne!(run_of(&nodes[2]).await, former, "it is another run");
+    nodes[2].resume_until_restarted(1).await;
+    assert_ne!(incarnation_of(&nodes[2]).await, previous, "it is another run");
     subscribers.push(Subscriber::after(&nodes[2], "comes back to where it was", there.leave().await).await);
     cluster.until_linked().await;
     let nodes = cluster.nodes();
     let back = Subscriber::on(&nodes[2], "came when it was over").await;
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     publishers.add(&nodes[2]).await;
     subscribers.push(Subscriber::after(&nodes[0], "moved when it was over", back.leave().await).await);
-    sleep(Duration::from_secs(1)).await;
-    let (acknowledged, ended) = parted(publishers.end().await, &[0, 1, 3]);
-    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
+    publishers.until_acked(LOAD).await;
+    let (acknowledged, ended) = split_acknowledged(publishers.end().await, &[0, 1, 3]);
+    assert_converged_with_losses(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
 /// Each time it is dead for the others, and before they have quite found each other again another one is.
@@ -103,46 +104,47 @@ async fn one_after_the_other_and_again() {
     for (round, at) in [2, 0, 2, 1].into_iter().enumerate() {
         let paused = &nodes[at];
         // One that has begun anew may not have met it.
-        let deaths = || [1, 2].map(|next| said(&nodes[(at + next) % 3], "a node is dead"));
+        let deaths = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], "peer is down"));
         let before = deaths();
         paused.pause();
         wait_until(SOON, "its death", async || deaths() != before).await;
         runs[at] += 1;
-        paused.resume_anew(runs[at]).await;
-        for former in std::mem::take(&mut places[at]) {
-            let name = format!("{}, back in round {round}", former.name);
-            places[at].push(Subscriber::after(paused, &name, former.leave().await).await);
+        paused.resume_until_restarted(runs[at]).await;
+        for previous in std::mem::take(&mut places[at]) {
+            let name = format!("{}, back in round {round}", previous.name);
+            places[at].push(Subscriber::after(paused, &name, previous.leave().await).await);
         }
         places[at].push(Subscriber::on(paused, &format!("came in round {round}")).await);
         publishers.add(paused).await;
-        sleep(Duration::from_millis(300) * u32::try_from(round).expect("a few")).await;
+        pace(Duration::from_millis(300) * u32::try_from(round).expect("a few")).await;
     }
     cluster.until_linked().await;
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     let subscribers = places.into_iter().flatten().collect();
-    let (acknowledged, ended) = parted(publishers.end().await, &[4, 5, 6]);
-    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
+    let (acknowledged, ended) = split_acknowledged(publishers.end().await, &[4, 5, 6]);
+    assert_converged_with_losses(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
-/// Those that are paused stand still for two seconds, at once, and are other runs then; the others may have noticed by that time or not.
+/// Stalls these nodes at once for two seconds. They are new incarnations then; the other nodes may have
+/// noticed or not.
 async fn after_two_seconds(paused: &[usize]) {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
     let mut publishers = publishers(nodes).await;
-    sleep(Duration::from_secs(1)).await;
-    let mut former = Vec::new();
+    publishers.until_acked(LOAD).await;
+    let mut previous = Vec::new();
     for at in paused {
-        former.push(run_of(&nodes[*at]).await);
+        previous.push(incarnation_of(&nodes[*at]).await);
     }
     paused.iter().for_each(|at| nodes[*at].pause());
     for at in paused {
-        nodes[*at].until_paused_for_long().await;
+        nodes[*at].until_stalled_for_long().await;
     }
     paused.iter().for_each(|at| nodes[*at].resume());
-    for (at, former) in paused.iter().zip(former) {
-        nodes[*at].until_anew(1).await;
-        assert_ne!(run_of(&nodes[*at]).await, former, "it is another run");
+    for (at, previous) in paused.iter().zip(previous) {
+        nodes[*at].until_restarted(1).await;
+        assert_ne!(incarnation_of(&nodes[*at]).await, previous, "it is another run");
         let there = subscribers.remove(*at);
         let back = Subscriber::after(&nodes[*at], "comes back to where it was", there.leave().await).await;
         subscribers.insert(*at, back);
@@ -151,15 +153,15 @@ async fn after_two_seconds(paused: &[usize]) {
     for node in &*cluster.nodes() {
         publishers.add(node).await;
     }
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     let has_gone_on = |from: &u64| usize::try_from(*from).is_ok_and(|at| !paused.contains(&at));
     let goes_on: Vec<u64> = (0..6).filter(has_gone_on).collect();
-    let (acknowledged, ended) = parted(publishers.end().await, &goes_on);
-    end_well_after(&mut cluster, &acknowledged, &ended, subscribers).await;
+    let (acknowledged, ended) = split_acknowledged(publishers.end().await, &goes_on);
+    assert_converged_with_losses(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_seconds_are_a_death_for_a_node_that_nobody_has_missed() {
+async fn one_node_stalled_for_two_seconds_restarts_in_place() {
     after_two_seconds(&[2]).await;
 }
 
@@ -177,33 +179,34 @@ async fn a_short_pause_is_no_death() {
     let publishers = publishers(nodes).await;
     for node in &*nodes {
         node.pause();
-        sleep(Duration::from_secs(1)).await;
+        fault_lasts(Duration::from_secs(1)).await;
         node.resume();
-        sleep(Duration::from_millis(500)).await;
+        publishers.until_acked(LOAD).await;
     }
     cluster.until_linked().await;
-    end_unharmed(&mut cluster, publishers, subscribers).await;
+    assert_nothing_lost(&mut cluster, publishers, subscribers).await;
 }
 
-/// What it had is not its own any more, and what it was told by its clients before it knew so changes nothing elsewhere.
+/// The stalled node does not own the session any more. Requests that reach it before it knows so change
+/// nothing on other nodes.
 #[tokio::test(flavor = "multi_thread")]
 async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
-    let mut former = Socket::open(&nodes[2], "?clientId=ann").await;
-    present(&mut former, "enter", "room", json!({"data": 1})).await;
+    let mut previous = Socket::open(&nodes[2], "?clientId=ann").await;
+    present(&mut previous, "enter", "room", json!({"data": 1})).await;
     let watchers = [Watcher::on(&nodes[0], "room").await, Watcher::on(&nodes[1], "room").await];
     nodes[2].pause();
-    until_said(&nodes[0], "n2", "a node is dead").await;
-    let key = former.connected["connectionKey"].as_str().expect("a key");
+    until_logged(&nodes[0], "n2", "peer is down").await;
+    let key = previous.connected["connectionKey"].as_str().expect("a key");
     let mut back = Socket::open(&nodes[1], &format!("?clientId=ann&resume={key}")).await;
-    assert_eq!(back.connected["connectionId"], former.connected["connectionId"]);
+    assert_eq!(back.connected["connectionId"], previous.connected["connectionId"]);
     present(&mut back, "update", "room", json!({"data": 2})).await;
     // It has this before it knows better.
-    former.send(&json!({"op": 12, "id": "late", "channel": "room", "action": "leave"})).await;
-    nodes[2].resume_anew(1).await;
-    let ended = former.to_end(SOON).await.1;
-    assert!(matches!(ended, Ended::Closed(4001) | Ended::Gone), "{ended:?}");
+    previous.send(&json!({"op": 12, "id": "late", "channel": "room", "action": "leave"})).await;
+    nodes[2].resume_until_restarted(1).await;
+    let ended = previous.to_end(SOON).await.1;
+    assert!(matches!(ended, SocketEnd::Closed(4001) | SocketEnd::Gone), "{ended:?}");
     let late = Watcher::on(&nodes[2], "room").await;
     let mut watchers = watchers.into_iter().chain([late]).collect::<Vec<_>>();
     cluster.until_linked().await;
@@ -225,8 +228,8 @@ async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
 async fn requests_received_during_a_stall_are_not_handled() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
-    let mut elsewhere = Socket::open(&nodes[0], "").await;
-    elsewhere.attach("room").await;
+    let mut on_n0 = Socket::open(&nodes[0], "").await;
+    on_n0.attach("room").await;
     let mut here = Vec::new();
     for _ in 0..20 {
         let mut socket = Socket::open(&nodes[1], "").await;
@@ -241,7 +244,7 @@ async fn requests_received_during_a_stall_are_not_handled() {
         assert_eq!(raw.response(SOON).await.expect("an answer").0, 200);
         requests.push((raw, request));
     }
-    for socket in here.iter_mut().chain([&mut elsewhere]) {
+    for socket in here.iter_mut().chain([&mut on_n0]) {
         for _ in 0..requests.len() {
             socket.message("room").await;
         }
@@ -254,17 +257,17 @@ async fn requests_received_during_a_stall_are_not_handled() {
         assert!(raw.write(request.as_bytes()).await);
     }
     // A message of the other node waits in the stopped node's link, too.
-    elsewhere.publish("room", json!({"data": "elsewhere"})).await;
-    assert_eq!(elsewhere.message("room").await["messages"][0]["data"], "elsewhere");
-    nodes[1].resume_anew(1).await;
+    on_n0.publish("room", json!({"data": "elsewhere"})).await;
+    assert_eq!(on_n0.message("room").await["messages"][0]["data"], "elsewhere");
+    nodes[1].resume_until_restarted(1).await;
     for mut socket in here {
-        assert_eq!(socket.to_end(SOON).await, (Vec::new(), Ended::Gone));
+        assert_eq!(socket.to_end(SOON).await, (Vec::new(), SocketEnd::Gone));
     }
     for (mut raw, _) in requests {
         assert_eq!(raw.text_to_end(SOON).await.0, "");
     }
-    elsewhere.publish("room", json!({"data": "the next"})).await;
-    let next = elsewhere.find("a message", |frame| frame["op"] == 13).await;
+    on_n0.publish("room", json!({"data": "the next"})).await;
+    let next = on_n0.find("a message", |frame| frame["op"] == 13).await;
     assert_eq!(next["messages"][0]["data"], "the next");
 }
 
@@ -277,7 +280,7 @@ fn publish_request(key: &str) -> String {
     )
 }
 
-/// It was to leave, so there is no other run of it, and what it had is not handed over any more.
+/// The node was draining, so it begins no new incarnation, and hands off nothing more.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_was_leaving_ends() {
     let mut cluster = Cluster::linked(2).await;
@@ -292,18 +295,18 @@ async fn one_that_was_leaving_ends() {
         client.find("to be asked to go", |frame| frame["op"] == 4).await;
     }
     nodes[1].pause();
-    nodes[1].until_paused_for_long().await;
+    nodes[1].until_stalled_for_long().await;
     nodes[1].resume();
     ends_dead(&mut nodes[1]).await;
 }
 
-/// As a supervisor does that wants to stop what is frozen.
+/// A supervisor asks the stalled process to stop.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_is_asked_to_leave_while_it_stands_still_ends() {
+async fn node_asked_to_leave_during_a_stall_ends() {
     let mut cluster = Cluster::linked(2).await;
     for node in cluster.nodes() {
         node.pause();
-        node.until_paused_for_long().await;
+        node.until_stalled_for_long().await;
         node.terminate();
         node.resume();
         ends_dead(node).await;
@@ -313,7 +316,7 @@ async fn one_that_is_asked_to_leave_while_it_stands_still_ends() {
 async fn ends_dead(node: &mut Node) {
     assert_eq!(node.ended().await.code(), Some(1));
     wait_until(SOON, "why it ended", async || {
-        node.log().contains("it was dead before everything was drained")
+        node.log().contains("process stalled before the drain was finished")
     })
     .await;
 }

@@ -4,14 +4,14 @@ use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::{SOON, Socket, wait_until};
 use serde_json::json;
 
-const RUNS: usize = 4;
+const INCARNATIONS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn runs_that_are_long_gone_stand_in_none() {
     let mut cluster = Cluster::linked_with(2, |options| options.limit("resume_window_ms", 500)).await;
     let mut subscriber = Socket::open(&cluster.nodes()[0], "").await;
     subscriber.attach("room").await;
-    for run in 0..RUNS {
+    for run in 0..INCARNATIONS {
         Socket::open(&cluster.nodes()[1], "").await.publish("room", json!({"data": run})).await;
         assert_eq!(subscriber.message("room").await["messages"][0]["data"], run);
         cluster.nodes()[1].restart().await;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_client::{Client, Credential, Event, Options};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, http, wait_until};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ async fn event(socket: &mut Socket) -> Value {
     frame["presence"][0].clone()
 }
 
-fn who(event: &Value) -> (&str, &str) {
+fn action_and_client(event: &Value) -> (&str, &str) {
     (event["action"].as_str().unwrap_or_default(), event["clientId"].as_str().unwrap_or_default())
 }
 
@@ -78,7 +78,7 @@ fn token(capability: &str, client_id: Option<&str>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn subscribers_see_who_enters_changes_and_leaves() {
+async fn subscribers_get_enter_update_and_leave_events() {
     let node = node().await;
     for query in ["", "?format=msgpack"] {
         let channel = format!("room:{}", query.len());
@@ -87,22 +87,29 @@ async fn subscribers_see_who_enters_changes_and_leaves() {
         let mut ann = open(&node, "ann").await;
         done(&mut ann, "enter", &channel, json!({"data": {"n": 1.0}})).await;
         let entered = event(&mut watcher).await;
-        assert_eq!((who(&entered), &entered["data"]), (("enter", "ann"), &json!({"n": 1.0})));
+        assert_eq!((action_and_client(&entered), &entered["data"]), (("enter", "ann"), &json!({"n": 1.0})));
         assert_eq!(entered["connectionId"], ann.connected["connectionId"]);
         assert!(entered["timestamp"].is_u64());
         done(&mut ann, "enter", &channel, json!({"data": {"n": 1.0}})).await;
         done(&mut ann, "enter", &channel, json!({"data": {"n": 2}})).await;
-        assert_eq!(who(&event(&mut watcher).await), ("update", "ann"), "an equal enter is no event");
+        assert_eq!(
+            action_and_client(&event(&mut watcher).await),
+            ("update", "ann"),
+            "an equal enter is no event"
+        );
         done(&mut ann, "update", &channel, json!({})).await;
         let updated = event(&mut watcher).await;
-        assert_eq!((who(&updated), updated.get("data")), (("update", "ann"), None));
+        assert_eq!((action_and_client(&updated), updated.get("data")), (("update", "ann"), None));
         done(&mut ann, "leave", &channel, json!({"data": "bye"})).await;
         let left = event(&mut watcher).await;
-        assert_eq!((who(&left), &left["data"]), (("leave", "ann"), &json!("bye")));
+        assert_eq!((action_and_client(&left), &left["data"]), (("leave", "ann"), &json!("bye")));
         done(&mut ann, "leave", &channel, json!({})).await;
         done(&mut ann, "update", &channel, json!({"data": null})).await;
         let entered = event(&mut watcher).await;
-        assert_eq!((who(&entered), entered.get("data")), (("enter", "ann"), Some(&Value::Null)));
+        assert_eq!(
+            (action_and_client(&entered), entered.get("data")),
+            (("enter", "ann"), Some(&Value::Null))
+        );
     }
 }
 
@@ -129,7 +136,7 @@ async fn members_map_connections_and_client_ids_many_to_many() {
     assert_eq!(seen, expected);
     done(&mut first, "leave", "room", json!({"clientId": "ann"})).await;
     let left = event(&mut watcher).await;
-    assert_eq!((who(&left), &left["connectionId"]), (("leave", "ann"), &one));
+    assert_eq!((action_and_client(&left), &left["connectionId"]), (("leave", "ann"), &one));
     assert_eq!(left["data"], 1, "a leave without data has the last");
 }
 
@@ -151,10 +158,10 @@ async fn paged_member_list_is_whole_and_events_come_after_its_end() {
     assert_eq!(members.len(), 40);
     let listed = members.iter().find(|member| member["clientId"] == "c0").expect("c0");
     if listed["data"] != "new" {
-        assert_eq!(who(&event(&mut watcher).await), ("update", "c0"));
+        assert_eq!(action_and_client(&event(&mut watcher).await), ("update", "c0"));
     }
     done(&mut crowd, "leave", "room", json!({"clientId": "c1"})).await;
-    assert_eq!(who(&event(&mut watcher).await), ("leave", "c1"), "nothing came twice");
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("leave", "c1"), "nothing came twice");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -216,7 +223,7 @@ async fn member_stays_after_detach_and_sees_own_events_without_echo() {
     let mut ann = Socket::open(&node, "?clientId=ann&echo=false").await;
     ann.attach("room").await;
     done(&mut ann, "enter", "room", json!({})).await;
-    assert_eq!(who(&event(&mut ann).await), ("enter", "ann"));
+    assert_eq!(action_and_client(&event(&mut ann).await), ("enter", "ann"));
     assert_eq!(ann.ask(json!({"op": 10, "channel": "room"})).await["op"], 11);
     let mut watcher = Socket::open(&node, "").await;
     assert_eq!(watcher.attach("room").await["presence"], true);
@@ -224,7 +231,7 @@ async fn member_stays_after_detach_and_sees_own_events_without_echo() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clean_end_leaves_at_once_and_a_lost_link_after_the_grace() {
+async fn clean_end_leaves_at_once_and_loss_after_presence_timeout() {
     let node = Node::start(options().limit("presence_grace_ms", 1_500)).await;
     let mut watcher = Socket::open(&node, "").await;
     watcher.attach("room").await;
@@ -234,7 +241,11 @@ async fn a_clean_end_leaves_at_once_and_a_lost_link_after_the_grace() {
     clean.send(&json!({"op": 5})).await;
     let begun = Instant::now();
     let left = event(&mut watcher).await;
-    assert_eq!((who(&left), &left["data"]), (("leave", "clean"), &json!(7)), "with its last data");
+    assert_eq!(
+        (action_and_client(&left), &left["data"]),
+        (("leave", "clean"), &json!(7)),
+        "with its last data"
+    );
     assert!(begun.elapsed() < Duration::from_millis(1_000), "{:?}", begun.elapsed());
 
     let mut cut = open(&node, "cut").await;
@@ -242,8 +253,8 @@ async fn a_clean_end_leaves_at_once_and_a_lost_link_after_the_grace() {
     event(&mut watcher).await;
     let begun = Instant::now();
     drop(cut);
-    assert_eq!(watcher.next_within(Duration::from_millis(1_000)).await, Err(Ended::Silence));
-    assert_eq!(who(&event(&mut watcher).await), ("leave", "cut"));
+    assert_eq!(watcher.next_within(Duration::from_millis(1_000)).await, Err(SocketEnd::Silence));
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("leave", "cut"));
     assert!(begun.elapsed() >= Duration::from_millis(1_400), "{:?}", begun.elapsed());
 }
 
@@ -260,9 +271,9 @@ async fn session_takeover_keeps_members_without_leave_or_enter() {
     let mut again = open(&node, &format!("ann&resume={key}")).await;
     assert_eq!(again.connected["resumed"], true);
     done(&mut again, "enter", "room", json!({"data": 1})).await;
-    assert_eq!(watcher.next_within(Duration::from_millis(2_500)).await, Err(Ended::Silence));
+    assert_eq!(watcher.next_within(Duration::from_millis(2_500)).await, Err(SocketEnd::Silence));
     again.send(&json!({"op": 5})).await;
-    assert_eq!(who(&event(&mut watcher).await), ("leave", "ann"));
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("leave", "ann"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,7 +288,7 @@ async fn members_not_granted_by_the_new_token_leave_on_takeover() {
     let narrow = token(r#"{"*":["subscribe"]}"#, Some("ann"));
     let again = Socket::open_as(&node, &query, &http::bearer(&narrow)).await;
     assert_eq!(again.connected["resumed"], true);
-    assert_eq!(who(&event(&mut watcher).await), ("leave", "ann"));
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("leave", "ann"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -299,7 +310,7 @@ async fn a_token_that_takes_presence_away_makes_members_leave_at_once() {
     let refused = ask(&mut ann, "enter", "room:1", json!({})).await;
     assert_eq!(refused["code"], 40160);
     done(&mut ann, "update", "hall", json!({})).await;
-    assert_eq!(who(&event(&mut watcher).await), ("update", "ann"), "and stays where it may be");
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("update", "ann"), "and stays where it may be");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -313,17 +324,17 @@ async fn a_revoked_key_takes_its_members_with_it() {
     event(&mut watcher).await;
     let revoked = Directory::default().account("acme").key("k1", "secret", ALL).revoked_key("k2", "other");
     node.replace_directory(&revoked);
-    assert_eq!(who(&event(&mut watcher).await), ("leave", "ann"));
+    assert_eq!(action_and_client(&event(&mut watcher).await), ("leave", "ann"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn presence_requests_without_name_or_permission_are_refused() {
     let node = node().await;
-    let mut nobody = Socket::open(&node, "").await;
-    assert_eq!(ask(&mut nobody, "enter", "room", json!({})).await["code"], 40000, "nobody is named");
-    assert_eq!(ask(&mut nobody, "join", "room", json!({"clientId": "ann"})).await["code"], 40000);
-    assert_eq!(ask(&mut nobody, "enter", "room", json!({"clientId": "*"})).await["code"], 40000);
-    assert_eq!(ask(&mut nobody, "enter", "[room", json!({"clientId": "ann"})).await["code"], 40003);
+    let mut anonymous = Socket::open(&node, "").await;
+    assert_eq!(ask(&mut anonymous, "enter", "room", json!({})).await["code"], 40000, "nobody is named");
+    assert_eq!(ask(&mut anonymous, "join", "room", json!({"clientId": "ann"})).await["code"], 40000);
+    assert_eq!(ask(&mut anonymous, "enter", "room", json!({"clientId": "*"})).await["code"], 40000);
+    assert_eq!(ask(&mut anonymous, "enter", "[room", json!({"clientId": "ann"})).await["code"], 40003);
     let mut forced = Socket::open_as(&node, "", &http::bearer(&token(EVERYTHING, Some("ann")))).await;
     assert_eq!(ask(&mut forced, "enter", "room", json!({"clientId": "bob"})).await["code"], 40160);
     done(&mut forced, "enter", "room", json!({"clientId": "ann"})).await;
@@ -399,7 +410,7 @@ async fn unread_member_lists_are_bounded_and_a_late_reader_gets_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_library_tells_of_presence() {
+async fn client_library_delivers_presence_lists_and_events() {
     let node = node().await;
     let credential = || Credential::Token(token(EVERYTHING, None));
     let mut watcher = Client::connect(Options::new(node.url(), credential())).await.expect("connected");

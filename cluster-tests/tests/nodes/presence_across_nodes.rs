@@ -1,15 +1,16 @@
-//! Who is present on any node is seen on every one: events, lists and limits.
+//! Members of any node are seen on every one: events, lists and limits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::presence::{attach, event, members, names, present, read, until_everywhere};
+use fanfare_cluster_tests::presence::{attach, event, members, names, present, read, until_members_on_all};
+use fanfare_cluster_tests::waits::time_passes;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
-/// So long nothing more comes, where nothing more should.
+/// Time in which no further frame must come.
 const QUIET: Duration = Duration::from_millis(500);
 
 async fn open(node: &Node, client_id: &str) -> Socket {
@@ -74,11 +75,11 @@ async fn presence_events_reach_all_nodes_in_order() {
         }
         assert_quiet(watcher).await;
     }
-    until_everywhere(nodes, "room", &[]).await;
+    until_members_on_all(nodes, "room", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_comes_later_knows_who_is_there() {
+async fn restarted_node_knows_remote_members_when_ready() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut socket = Socket::open(&nodes[0], "").await;
@@ -126,8 +127,9 @@ async fn member_limit_counts_all_nodes_and_listing_only_its_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn client_resuming_on_another_node_stays_present() {
-    let grace = |options: fanfare_cluster_tests::NodeOptions| options.limit("presence_grace_ms", 2_000);
-    let mut cluster = Cluster::linked_with(3, grace).await;
+    let with_presence_timeout =
+        |options: fanfare_cluster_tests::NodeOptions| options.limit("presence_grace_ms", 2_000);
+    let mut cluster = Cluster::linked_with(3, with_presence_timeout).await;
     let nodes = cluster.nodes();
     let mut ann = open(&nodes[0], "ann").await;
     present(&mut ann, "enter", "room", json!({"data": 1})).await;
@@ -149,7 +151,7 @@ async fn client_resuming_on_another_node_stays_present() {
         assert_eq!(ann.connected["resumed"], true);
     }
     // Longer than the grace of the first loss.
-    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    time_passes(Duration::from_millis(2_500)).await;
     for watcher in &mut watchers {
         assert_quiet(watcher).await;
     }
@@ -163,7 +165,8 @@ async fn client_resuming_on_another_node_stays_present() {
     }
 }
 
-/// What was changed while a node could not be reached is the same everywhere when it can, and those who watch there see how.
+/// Changes made while a node is unreachable are on every node once it is back, and its watchers see them as
+/// events.
 #[test]
 fn hundreds_converge_after_a_cut() {
     isolated(async |network| {

@@ -2,22 +2,22 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
-use fanfare_cluster_tests::presence::{attach, event, names, present, read, until_everywhere};
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::presence::{attach, event, names, present, read, until_members_on_all};
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
 use serde_json::json;
 
-const GRACE: Duration = Duration::from_secs(3);
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Longer than it takes until every node would have let somebody leave on its own.
 const QUIET: Duration = Duration::from_secs(7);
 const MEMBERS: usize = 8;
-/// Who is not heard for a moment, as on a busy machine, is no survivor to another, and then both let somebody leave: the same events.
-const TRIES: usize = 5;
+/// Some time before each survivor lets members leave by itself, because the one that was to do so is late.
+const IN_TIME: Duration = Duration::from_secs(5);
 
 async fn three() -> Cluster {
-    let grace = u64::try_from(GRACE.as_millis()).expect("a short time");
-    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", grace)).await
+    let timeout_ms = u64::try_from(PRESENCE_TIMEOUT.as_millis()).expect("a short time");
+    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", timeout_ms)).await
 }
 
 /// One that is present under a name of the number.
@@ -41,7 +41,7 @@ async fn resumed(socket: &Socket, node: &Node) -> Socket {
     back
 }
 
-/// Until so many have left, each once and with its data.
+/// Reads until that many members have left, each once and with its data.
 async fn leaves(watcher: &mut Socket, count: usize) -> Vec<String> {
     let mut left = Vec::new();
     while left.len() < count {
@@ -65,19 +65,15 @@ async fn assert_quiet(watchers: &mut [Socket]) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn members_of_a_killed_node_leave_once_after_the_grace() {
-    for _ in 0..TRIES {
-        // What is stored once is counted once.
-        if members_leave_once().await == MEMBERS as f64 + 1.0 {
-            return;
-        }
-    }
-    unreachable!("several have let the same members leave each time");
+/// Counts how often the node began to hear the other one: once, if it has heard it ever since.
+fn times_alive(node: &Node, other: &str) -> usize {
+    peer_log_events(node).iter().filter(|(of, said)| of == other && said == "a node is alive").count()
 }
 
-/// Gives how many events the survivors have made.
-async fn members_leave_once() -> f64 {
+/// One survivor makes each event. Two make the same one where the other was not heard for a moment, or was
+/// late.
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_a_killed_node_leave_once_after_presence_timeout() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let mut members = Vec::new();
@@ -91,16 +87,20 @@ async fn members_leave_once() -> f64 {
     for watcher in &mut watchers {
         let left = leaves(watcher, MEMBERS).await;
         assert_eq!(left, (0..MEMBERS).map(|number| format!("member-{number}")).collect::<Vec<_>>());
-        assert!(killed.elapsed() >= GRACE, "{:?}", killed.elapsed());
+        assert!(killed.elapsed() >= PRESENCE_TIMEOUT, "{:?}", killed.elapsed());
     }
+    let is_in_time = killed.elapsed() < PRESENCE_TIMEOUT + IN_TIME;
     assert_quiet(&mut watchers).await;
-    until_everywhere(&nodes[1..], "room", &["member-8"]).await;
+    until_members_on_all(&nodes[1..], "room", &["member-8"]).await;
     let mut counted = 0.0;
     for node in &nodes[1..] {
         counted += node.metric("fanfare_presence_events_total").await;
     }
+    // The enter of the one that stays, and the leaves.
+    let (events, twice) = ((MEMBERS + 1) as f64, (2 * MEMBERS + 1) as f64);
+    let is_calm = is_in_time && times_alive(&nodes[1], "n2") == 1 && times_alive(&nodes[2], "n1") == 1;
+    assert!(counted == events || !is_calm && (events..=twice).contains(&counted), "{counted} events");
     present(&mut stays, "leave", "room", json!({"clientId": "member-8"})).await;
-    counted
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +155,7 @@ async fn a_stop_is_a_loss_of_its_clients() {
     let _back = resumed(&back, &nodes[1]).await;
     for watcher in &mut watchers {
         assert_eq!(leaves(watcher, 1).await, ["member-0"]);
-        assert!(stopped.elapsed() >= GRACE, "{:?}", stopped.elapsed());
+        assert!(stopped.elapsed() >= PRESENCE_TIMEOUT, "{:?}", stopped.elapsed());
     }
     assert_quiet(&mut watchers).await;
 }
@@ -171,7 +171,7 @@ async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
     let mut watchers = [watcher(&nodes[2], MEMBERS).await];
     nodes[0].kill();
     wait_until(SOON, "the first death to be known", async || {
-        told(&nodes[1]).contains(&("n0".to_owned(), "a node is dead".to_owned()))
+        peer_log_events(&nodes[1]).contains(&("n0".to_owned(), "peer is down".to_owned()))
     })
     .await;
     // Before it lets leave whom it would have.
@@ -186,7 +186,7 @@ async fn node_joined_before_down_is_noticed_knows_resuming_members() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let before = member(&nodes[1], 1).await;
-    until_everywhere(nodes, "room", &["member-1"]).await;
+    until_members_on_all(nodes, "room", &["member-1"]).await;
     nodes[1].kill();
     let fresh = cluster.add(|options| options).await;
     assert_eq!(names(fresh, "room").await, ["member-1"]);
@@ -200,7 +200,7 @@ async fn node_joined_before_down_is_noticed_knows_resuming_members() {
 async fn so_it_does_when_the_dead_one_runs_again() {
     let mut cluster = Cluster::linked(2).await;
     let before = member(&cluster.nodes()[1], 1).await;
-    until_everywhere(cluster.nodes(), "room", &["member-1"]).await;
+    until_members_on_all(cluster.nodes(), "room", &["member-1"]).await;
     cluster.nodes()[1].kill();
     cluster.add(|options| options).await;
     cluster.restart(1).await;
@@ -223,10 +223,10 @@ async fn members_of_a_stalled_node_do_not_reenter_by_themselves() {
     for watcher in &mut watchers {
         assert_eq!(leaves(watcher, 1).await, ["member-0"]);
     }
-    nodes[0].resume_anew(1).await;
-    assert_eq!(stays.to_end(SOON).await.1, Ended::Gone, "it ends with the run that it was on");
+    nodes[0].resume_until_restarted(1).await;
+    assert_eq!(stays.to_end(SOON).await.1, SocketEnd::Gone, "it ends with the run that it was on");
     assert_quiet(&mut watchers).await;
-    until_everywhere(nodes, "room", &[]).await;
+    until_members_on_all(nodes, "room", &[]).await;
     let mut back = resumed(&stays, &nodes[0]).await;
     present(&mut back, "enter", "room", json!({"clientId": "member-0", "data": 0})).await;
     for watcher in &mut watchers {
@@ -248,13 +248,15 @@ async fn member_that_resumes_in_time_after_a_stall_does_not_flicker() {
     let mut watchers = [watcher(&nodes[1], 1).await, watcher(&nodes[2], 1).await];
     nodes[0].pause();
     wait_until(SOON, "its death", async || {
-        nodes[1..].iter().all(|node| told(node).contains(&("n0".to_owned(), "a node is dead".to_owned())))
+        nodes[1..]
+            .iter()
+            .all(|node| peer_log_events(node).contains(&("n0".to_owned(), "peer is down".to_owned())))
     })
     .await;
-    nodes[0].resume_anew(1).await;
+    nodes[0].resume_until_restarted(1).await;
     let mut back = resumed(&stays, &nodes[0]).await;
     assert_eq!(back.connected["resumed"], true);
-    until_everywhere(nodes, "room", &["member-0"]).await;
+    until_members_on_all(nodes, "room", &["member-0"]).await;
     assert_quiet(&mut watchers).await;
     present(&mut back, "leave", "room", json!({"clientId": "member-0"})).await;
     for watcher in &mut watchers {

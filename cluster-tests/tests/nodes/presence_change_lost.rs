@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::presence::{Watcher, names, present, until_everywhere};
+use fanfare_cluster_tests::presence::{Watcher, names, present, until_members_on_all};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Its changes are lost on `n1`, on their way in; those of others are not.
+/// Channel whose changes `n1` loses on their way in. It gets those of other channels.
 const LOSSY: &str = "lossy";
 const REPAIRS: &str = "fanfare_presence_repairs_total";
 
@@ -50,18 +50,18 @@ async fn the_node_that_lost_it_has_it_soon_and_shows_it() {
             assert!(watcher.has_by(&expected, lost + SOON).await, "{action}: {:?}", watcher.events);
         }
         println!("{action}: mended {:?} after it was lost", lost.elapsed());
-        until_everywhere(nodes, LOSSY, &now).await;
+        until_members_on_all(nodes, LOSSY, &now).await;
         assert_eq!(nodes[1].metric(REPAIRS).await, f64::from(repairs), "asked once for each");
     }
     for watcher in &mut watchers {
-        let told: Vec<&str> = watcher.events.iter().map(|(action, _)| &**action).collect();
-        assert_eq!(told, ["enter", "update", "leave"]);
+        let actions: Vec<&str> = watcher.events.iter().map(|(action, _)| &**action).collect();
+        assert_eq!(actions, ["enter", "update", "leave"]);
         watcher.assert_quiet(Duration::from_secs(5)).await;
     }
     assert_eq!((nodes[0].metric(REPAIRS).await, nodes[2].metric(REPAIRS).await), (0.0, 0.0));
 }
 
-/// Of a member whose client has gone there is no further change that could mend it.
+/// No further change of a member whose client has gone could mend the loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leave_that_was_lost_leaves_no_ghost() {
     let mut cluster = lossy().await;
@@ -72,11 +72,11 @@ async fn a_leave_that_was_lost_leaves_no_ghost() {
         present(&mut gone, "enter", LOSSY, json!({"clientId": name})).await;
     }
     present(&mut stays, "enter", LOSSY, json!({"clientId": "cid"})).await;
-    until_everywhere(nodes, LOSSY, &["ann", "bob", "cid"]).await;
+    until_members_on_all(nodes, LOSSY, &["ann", "bob", "cid"]).await;
     gone.send(&json!({"op": 5})).await;
     wait_until(SOON, "them to leave where nothing is lost", async || {
         names(&nodes[2], LOSSY).await == ["cid"]
     })
     .await;
-    until_everywhere(nodes, LOSSY, &["cid"]).await;
+    until_members_on_all(nodes, LOSSY, &["cid"]).await;
 }

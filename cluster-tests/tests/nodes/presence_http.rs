@@ -38,8 +38,8 @@ async fn the_members_of_a_channel() {
     let node = Node::start(options().limit("controls_per_second", 0)).await;
     let mut socket = Socket::open(&node, "").await;
     let path = "/api/channels/room%3A1/presence";
-    let nobody = get(&node, KEY, path).await;
-    assert_eq!((nobody.status, nobody.json()), (200, json!({"members": [], "source": "memory"})));
+    let empty = get(&node, KEY, path).await;
+    assert_eq!((empty.status, empty.json()), (200, json!({"members": [], "source": "memory"})));
     present(&mut socket, "enter", "room:1", "ann", json!({"n": 1})).await;
     let request = json!({"op": 12, "channel": "room:1", "action": "enter", "clientId": "bob"});
     assert_eq!(socket.ask(request).await["op"], 1);

@@ -4,22 +4,23 @@
 use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::presence::{Watcher, present, until_everywhere};
+use fanfare_cluster_tests::presence::{Watcher, present, until_members_on_all};
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket};
 use serde_json::json;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 const ROOM: &str = "room";
 const MEMBERS: usize = 8;
-const GRACE: Duration = Duration::from_secs(10);
+const PRESENCE_TIMEOUT: Duration = Duration::from_secs(10);
 /// After its end, by whoever takes his time.
 const LATE: Duration = Duration::from_millis(3_500);
 /// Longer than it takes from the end of a node until every other one would have let somebody leave on its own.
 const QUIET: Duration = Duration::from_secs(17);
 
 async fn three() -> Cluster {
-    let grace = u64::try_from(GRACE.as_millis()).expect("a short time");
-    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", grace)).await
+    let timeout_ms = u64::try_from(PRESENCE_TIMEOUT.as_millis()).expect("a short time");
+    Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", timeout_ms)).await
 }
 
 fn name(number: usize) -> String {
@@ -45,13 +46,13 @@ async fn moves(mut member: Socket, number: usize, to: &Node, is_late: bool) -> S
     let asked = member.find("to be asked to go", |frame| frame["op"] == 4).await;
     assert_eq!(asked["code"], 50003, "{asked}");
     let key = member.connected["connectionKey"].as_str().expect("a key").to_owned();
-    let former = member.connected["connectionId"].clone();
+    let previous = member.connected["connectionId"].clone();
     drop(member);
     let after_ms = asked["reconnectAfterMs"].as_u64().expect("a time");
     assert!(after_ms <= 5_000, "{asked}");
-    sleep_until(Instant::now() + if is_late { LATE } else { Duration::from_millis(after_ms) }).await;
+    pace(if is_late { LATE } else { Duration::from_millis(after_ms) }).await;
     let mut back = Socket::open(to, &format!("?clientId={}&resume={key}", name(number))).await;
-    assert_eq!((&back.connected["resumed"], &back.connected["connectionId"]), (&json!(true), &former));
+    assert_eq!((&back.connected["resumed"], &back.connected["connectionId"]), (&json!(true), &previous));
     if number.is_multiple_of(3) {
         // As clients do that do not know whether they are still present.
         present(&mut back, "enter", ROOM, json!({"data": number})).await;
@@ -102,7 +103,7 @@ async fn member_that_resumes_in_presence_timeout_of_drain_never_left() {
     watchers.push(Watcher::on(&nodes[1], ROOM).await);
     assert_quiet(&mut watchers).await;
     leave_one_by_one(&mut members, &mut watchers).await;
-    until_everywhere(&nodes[1..], ROOM, &[]).await;
+    until_members_on_all(&nodes[1..], ROOM, &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 /// Long enough to come back in on a busy machine.
-const GRACE_MS: u64 = 4_000;
+const PRESENCE_TIMEOUT_MS: u64 = 4_000;
 const ROOMS: [&str; 2] = ["room", "off:room"];
 
 fn directory() -> Directory {
@@ -17,7 +17,7 @@ fn directory() -> Directory {
 fn options() -> NodeOptions {
     NodeOptions::default()
         .directory(directory().key("k1", "secret", ALL), KEY)
-        .limit("presence_grace_ms", GRACE_MS)
+        .limit("presence_grace_ms", PRESENCE_TIMEOUT_MS)
 }
 
 async fn open(node: &Node, client_id: &str) -> Socket {
@@ -40,11 +40,11 @@ async fn member(node: &Node, client_id: &str) -> Socket {
 }
 
 /// The connection again, on what is the node now.
-async fn back(node: &Node, client_id: &str, former: &Socket) -> Socket {
-    let key = former.connected["connectionKey"].as_str().expect("a key");
+async fn back(node: &Node, client_id: &str, previous: &Socket) -> Socket {
+    let key = previous.connected["connectionKey"].as_str().expect("a key");
     let socket = open(node, &format!("{client_id}&resume={key}")).await;
     assert_eq!(socket.connected["resumed"], true);
-    assert_eq!(socket.connected["connectionId"], former.connected["connectionId"]);
+    assert_eq!(socket.connected["connectionId"], previous.connected["connectionId"]);
     socket
 }
 
@@ -93,7 +93,7 @@ async fn members(node: &Node, room: &str) -> Vec<Value> {
     get(node, &path).await["members"].as_array().expect("members").clone()
 }
 
-/// What is stored of a name, oldest first, as action and data.
+/// Gives the stored events of a name, oldest first, as action and data.
 async fn stored(node: &Node, room: &str, client_id: &str) -> Vec<String> {
     let path = format!("/api/channels/{}/presence/history", fanfare_proto::path::encode_channel(room));
     let body = get(node, &format!("{path}?direction=forwards")).await;
@@ -169,7 +169,7 @@ async fn come_back_or_leave(is_killed: bool) {
 
 /// Killed in the grace, and again, and right after it.
 #[tokio::test(flavor = "multi_thread")]
-async fn however_often_a_node_is_killed_a_leave_is_stored_once() {
+async fn leave_is_stored_once_over_repeated_kills_of_the_node() {
     let mut node = Node::start(options()).await;
     let (ann, _bob) = (member(&node, "ann").await, member(&node, "bob").await);
     for _ in 0..2 {
@@ -304,7 +304,7 @@ async fn member_that_changed_key_stays_when_its_old_key_is_revoked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_store_nobody_is_known_after_a_restart() {
+async fn restart_without_a_store_forgets_all_members() {
     let mut node = Node::start(options().environment("FANFARE_STORE", "none")).await;
     let _ann = member(&node, "ann").await;
     node.restart().await;

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use fanfare_cluster_tests::raw::{self, BINARY, CONTINUATION, End, FIN, PING, Raw, TEXT};
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, http, node, wait_until};
 use serde_json::json;
 
 const MIB: u64 = 1024 * 1024;
-/// What a node may hold more after something hostile than before, allocator and warm-up included.
+/// Greatest growth of a node's memory after hostile input, allocator and warm-up included.
 const GROWTH_BYTES_MAX: u64 = 32 * MIB;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -52,7 +52,7 @@ async fn frames_that_break_the_protocol_get_their_close_code() {
         let mut socket = Socket::open(&node, "").await;
         socket.raw().write(&bytes).await;
         let (frames, ended) = socket.to_end(SOON).await;
-        assert_eq!(ended, Ended::Closed(code), "{what}");
+        assert_eq!(ended, SocketEnd::Closed(code), "{what}");
         let last = frames.last();
         assert!(last.is_some_and(|frame| frame["op"] == 7 && frame["code"] == 40000), "{what}: {last:?}");
         assert_eq!(socket.raw().end(SOON).await, End::Gone, "{what}: the connection is ended");
@@ -79,19 +79,19 @@ async fn fragments_are_bounded_in_number_and_size() {
     for _ in 0..64 {
         socket.raw().send(CONTINUATION, b" ").await;
     }
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1009), "the 65th fragment");
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1009), "the 65th fragment");
 
     let mut socket = Socket::open(&node, "").await;
     socket.raw().send(TEXT, &vec![b' '; 300_000]).await;
     socket.raw().send(CONTINUATION, &vec![b' '; 300_000]).await;
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1009), "together too big");
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1009), "together too big");
 
     let mut socket = Socket::open(&node, "").await;
     socket.raw().send(TEXT, b"").await;
     for _ in 0..64 {
         socket.raw().send(CONTINUATION, b"").await;
     }
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1009), "empty fragments count too");
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1009), "empty fragments count too");
     node.assert_well().await;
     node::wait_until_small(&node, before + GROWTH_BYTES_MAX).await;
 }
@@ -110,7 +110,7 @@ async fn a_message_must_be_finished_in_time() {
         [("fragments", &mut in_fragments), ("a frame", &mut in_a_frame), ("a head", &mut in_a_head)]
     {
         let (_, ended) = socket.to_end(SOON).await;
-        assert_eq!(ended, Ended::Closed(1009), "{what}");
+        assert_eq!(ended, SocketEnd::Closed(1009), "{what}");
     }
     node.assert_well().await;
 }
@@ -124,7 +124,7 @@ async fn a_flood_of_pings_is_ended() {
     assert_eq!((pong.opcode, &pong.payload[..]), (raw::PONG, &b"hello"[..]));
     let flood: Vec<u8> = (0..200).flat_map(|_| raw::frame(FIN | PING, b"")).collect();
     socket.raw().write(&flood).await;
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1008));
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1008));
     node.assert_well().await;
 }
 
@@ -177,7 +177,7 @@ async fn a_client_that_is_silent_is_taken_for_dead() {
             pings += 1;
         }
         match silent.next_within(Duration::from_millis(1)).await {
-            Err(Ended::Silence) | Ok(_) => {}
+            Err(SocketEnd::Silence) | Ok(_) => {}
             Err(ended) => silent_end = Some(ended),
         }
         silent_end.is_some()

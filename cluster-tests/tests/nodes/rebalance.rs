@@ -6,13 +6,13 @@ use fanfare_client::{Client, Credential, Options, Reconnect};
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::{Balancer, Node, Proxy, SOON, wait_until};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 const CLIENTS: usize = 60;
 /// How often a node looks by itself: longer than whoever was asked takes to come back.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// They come back whenever they are asked to.
+/// Connects clients that reconnect whenever they are asked to.
 async fn clients(url: String, key: String) -> JoinSet<()> {
     let reconnect = Reconnect { delay_min: Duration::from_millis(10), delay_max: Duration::from_millis(100) };
     let options = Options { reconnect: Some(reconnect), ..Options::new(url, Credential::Key(key)) };
@@ -58,8 +58,8 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
         connections(&nodes[0]).await == left && connections(&nodes[2]).await == asked
     })
     .await;
-    let few = nodes[2].operate("POST", "/rebalance").await.json();
-    assert_eq!(few["asked"], 0, "{few}");
+    let below_threshold = nodes[2].operate("POST", "/rebalance").await.json();
+    assert_eq!(below_threshold["asked"], 0, "{below_threshold}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,21 +95,21 @@ async fn after_a_restart(every: Option<Duration>) -> Option<[f64; 2]> {
     let nodes = cluster.nodes();
     let counted = async || [connections(&nodes[0]).await, connections(&nodes[1]).await];
     // Until nothing has changed for longer than it takes to look again.
-    let (end, mut last, mut since) = (Instant::now() + 3 * SOON, counted().await, Instant::now());
-    while since.elapsed() < 2 * EVERY {
-        assert!(Instant::now() < end, "it does not come to rest: {last:?}");
-        sleep(Duration::from_millis(20)).await;
+    let (mut last, mut since) = (counted().await, Instant::now());
+    wait_until(3 * SOON, "the connections to come to rest", async || {
         let now = counted().await;
         if now != last {
             (last, since) = (now, Instant::now());
         }
-    }
+        since.elapsed() >= 2 * EVERY
+    })
+    .await;
     assert!(clients.try_join_next().is_none(), "every client has come back");
     Some(last)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_set_to_does_so_by_itself_and_comes_to_rest() {
+async fn node_with_an_interval_rebalances_by_itself_and_settles() {
     let Some([here, there]) = after_a_restart(Some(EVERY)).await else { return };
     assert_eq!(here + there, CLIENTS as f64);
     // Within a tenth of the mean it is left as it is.
@@ -117,7 +117,7 @@ async fn a_node_that_is_set_to_does_so_by_itself_and_comes_to_rest() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_is_not_set_to_sends_nobody_away() {
+async fn node_without_an_interval_sends_no_client_away() {
     let Some(counted) = after_a_restart(None).await else { return };
     assert_eq!(counted, [CLIENTS as f64, 0.0]);
 }

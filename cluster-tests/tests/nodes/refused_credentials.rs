@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{
-    Directory, Node, NodeOptions, Raw, Running, SOON, Socket, clock, http, wait_until,
+    Directory, Node, NodeOptions, Raw, RunningCommand, SOON, Socket, clock, http, wait_until,
 };
 use serde_json::json;
 
@@ -91,7 +91,7 @@ async fn every_way_in_counts_and_logs_why() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_client_is_told_the_same_whatever_the_reason() {
+async fn refused_client_gets_the_same_answer_for_every_reason() {
     let node = node().await;
     let credentials = [
         ("missing", String::new()),
@@ -166,7 +166,7 @@ async fn a_token_is_inspected_without_a_node() {
     ] {
         let directory = format!("{folder}/directory.toml");
         let token = token(key, age_s);
-        let mut command = Running::start(&["token", "inspect", &token, "--directory", &directory]);
+        let mut command = RunningCommand::start(&["token", "inspect", &token, "--directory", &directory]);
         assert_eq!(command.ended().await.code(), Some(code), "{said}");
         let all = || [command.stdout(), command.stderr()].concat().join("\n");
         wait_until(SOON, said, async || all().contains(said)).await;
@@ -176,7 +176,7 @@ async fn a_token_is_inspected_without_a_node() {
             "{all}"
         );
     }
-    let mut piped = Running::start(&["token", "inspect", "-", "--key", KEY]);
+    let mut piped = RunningCommand::start(&["token", "inspect", "-", "--key", KEY]);
     piped.write(&token(KEY, 0));
     piped.end_stdin();
     assert_eq!(piped.ended().await.code(), Some(0), "{:?}", piped.stderr());

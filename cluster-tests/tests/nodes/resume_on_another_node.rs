@@ -1,26 +1,29 @@
 //! A client that comes back to another node gets what it missed, once and in each publisher's order, or is told that it cannot.
 
+mod wandering;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
 use fanfare_cluster_tests::presence::present;
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 const PUBLISHERS: usize = 3;
 
-/// What a client has heard, wherever it was.
+/// Messages that a client has received on all its nodes.
 #[derive(Default)]
-struct Heard {
+struct ReceivedSequences {
     serial: Value,
-    /// Of each publisher, the number that comes next.
+    /// Number that comes next, by publisher.
     next: HashMap<u64, u64>,
+    /// Lower numbers may be missing, or come again: it was told so.
+    loss_covers_below: u64,
 }
 
-impl Heard {
+impl ReceivedSequences {
     /// A client that is attached from now on.
     async fn begin(node: &Node) -> (Socket, Self) {
         let mut socket = Socket::open(node, "").await;
@@ -31,6 +34,9 @@ impl Heard {
     fn take(&mut self, frame: &Value) {
         for message in frame["messages"].as_array().expect("a message frame") {
             let part = |at: usize| message["data"][at].as_u64().expect("a number");
+            if part(1) < self.loss_covers_below {
+                continue;
+            }
             let next = self.next.entry(part(0)).or_default();
             assert_eq!(part(1), *next, "of publisher {} on {}", part(0), self.serial);
             *next += 1;
@@ -52,6 +58,7 @@ impl Heard {
             let frame =
                 socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
             if frame["op"] == 9 {
+                self.serial = frame["serial"].clone();
                 return false;
             }
             self.take(&frame);
@@ -104,16 +111,16 @@ async fn resume_at_node_with_subscriber_continues_without_loss() {
     let mut publishers = Publishers::on(nodes).await;
     let mut there = Socket::open(&nodes[1], "").await;
     there.attach("room").await;
-    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
+    let (mut socket, mut received) = ReceivedSequences::begin(&nodes[0]).await;
     publishers.publish(10).await;
-    heard.read_to(&mut socket, publishers.published()).await;
+    received.read_to(&mut socket, publishers.published()).await;
     drop(socket);
     publishers.publish(200).await;
-    let (mut socket, attached) = attach_after(&nodes[1], &heard.serial).await;
-    assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &heard.serial));
-    heard.read_to(&mut socket, publishers.published()).await;
+    let (mut socket, attached) = attach_after(&nodes[1], &received.serial).await;
+    assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &received.serial));
+    received.read_to(&mut socket, publishers.published()).await;
     publishers.publish(5).await;
-    heard.read_to(&mut socket, publishers.published()).await;
+    received.read_to(&mut socket, publishers.published()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,16 +128,16 @@ async fn resume_at_node_without_subscriber_backfills_from_a_peer() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut publishers = Publishers::on(nodes).await;
-    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
+    let (mut socket, mut received) = ReceivedSequences::begin(&nodes[0]).await;
     for node in [2, 1, 0, 1, 2, 0] {
         publishers.publish(20).await;
         drop(socket);
         publishers.publish(100).await;
         let attached;
-        (socket, attached) = attach_after(&nodes[node], &heard.serial).await;
-        assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &heard.serial), "{node}");
+        (socket, attached) = attach_after(&nodes[node], &received.serial).await;
+        assert_eq!((&attached["resumed"], &attached["serial"]), (&json!(true), &received.serial), "{node}");
         publishers.publish(5).await;
-        heard.read_to(&mut socket, publishers.published()).await;
+        received.read_to(&mut socket, publishers.published()).await;
     }
 }
 
@@ -141,15 +148,15 @@ async fn resume_after_node_failure_keeps_messages_that_peers_have() {
     let mut publishers = Publishers::on(&nodes[1..]).await;
     let mut there = Socket::open(&nodes[1], "").await;
     there.attach("room").await;
-    let (mut socket, mut heard) = Heard::begin(&nodes[0]).await;
+    let (mut socket, mut received) = ReceivedSequences::begin(&nodes[0]).await;
     publishers.publish(10).await;
-    heard.read_to(&mut socket, publishers.published()).await;
+    received.read_to(&mut socket, publishers.published()).await;
     nodes[0].kill();
     publishers.publish(20).await;
-    let (mut socket, attached) = attach_after(&nodes[1], &heard.serial).await;
+    let (mut socket, attached) = attach_after(&nodes[1], &received.serial).await;
     assert_eq!(attached["resumed"], true);
     publishers.publish(20).await;
-    heard.read_to(&mut socket, publishers.published()).await;
+    received.read_to(&mut socket, publishers.published()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,57 +174,6 @@ async fn resume_after_loss_of_the_only_holder_reports_continuity_loss() {
     assert_eq!(attached["resumed"], false);
 }
 
-/// Clients move between nodes at any moment while everybody publishes. Where a node that got no time has lost a link, they may be told
-/// that something is missing.
-#[tokio::test(flavor = "multi_thread")]
-async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
-    const TRIES: usize = 5;
-    for _ in 0..TRIES {
-        let mut cluster = Cluster::linked(3).await;
-        let nodes = cluster.nodes();
-        if wander(nodes).await {
-            return;
-        }
-        let has_failed = |node: &Node| told(node).iter().any(|(_, said)| said == "link to a peer is down");
-        assert!(nodes.iter().any(has_failed), "a loss was told though no link failed");
-    }
-    unreachable!("a link failed each time");
-}
-
-/// False when somebody is told that something may be missing.
-async fn wander(nodes: &[Node]) -> bool {
-    const CLIENTS: usize = 8;
-    const FOR: Duration = Duration::from_secs(8);
-    let mut publishers = Publishers::on(nodes).await;
-    let mut wanderers = Vec::new();
-    for client in 0..CLIENTS {
-        wanderers.push(Heard::begin(&nodes[client % 3]).await);
-    }
-    let (mut moves, begun) = (0, Instant::now());
-    while begun.elapsed() < FOR || moves <= CLIENTS {
-        publishers.publish(3).await;
-        let client = moves % CLIENTS;
-        let (socket, heard) = &mut wanderers[client];
-        // Some of what waits for it, so that it mostly leaves in the midst, and is never further behind than rings reach.
-        let target = heard.count() + (moves as u64 % 7) * 50;
-        if !heard.has_read_to(socket, target.min(publishers.published())).await {
-            return false;
-        }
-        let (fresh, attached) = attach_after(&nodes[(moves / CLIENTS + 2 * client) % 3], &heard.serial).await;
-        if attached["resumed"] == false {
-            return false;
-        }
-        *socket = fresh;
-        moves += 1;
-    }
-    for (socket, heard) in &mut wanderers {
-        if !heard.has_read_to(socket, publishers.published()).await {
-            return false;
-        }
-    }
-    true
-}
-
 async fn attach_back(node: &Node, rewind: &str) -> (Socket, Value) {
     let mut socket = Socket::open(node, "").await;
     let attached = socket.ask(json!({"op": 8, "channel": "room", "rewind": rewind})).await;
@@ -225,7 +181,7 @@ async fn attach_back(node: &Node, rewind: &str) -> (Socket, Value) {
     (socket, attached)
 }
 
-async fn is_given(socket: &mut Socket, expected: &[u64]) {
+async fn assert_receives(socket: &mut Socket, expected: &[u64]) {
     for data in expected {
         let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
         assert_eq!(frame["messages"][0]["data"], *data, "{frame}");
@@ -248,16 +204,16 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
     }
     let (mut two, attached) = attach_back(n2, "2").await;
     assert_eq!(attached.get("warning"), None);
-    is_given(&mut two, &[2, 3]).await;
+    assert_receives(&mut two, &[2, 3]).await;
     let (mut all, attached) = attach_back(n2, "100").await;
     assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
-    is_given(&mut all, &[0, 1, 2, 3]).await;
+    assert_receives(&mut all, &[0, 1, 2, 3]).await;
     let (mut lately, attached) = attach_back(n0, "1m").await;
     assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
-    is_given(&mut lately, &[0, 1, 2, 3]).await;
+    assert_receives(&mut lately, &[0, 1, 2, 3]).await;
     publish(&mut publishers[0], 4).await;
     for socket in [&mut two, &mut all, &mut lately] {
-        is_given(socket, &[4]).await;
+        assert_receives(socket, &[4]).await;
     }
     // Who is lost in between comes back to what it was given.
     let (back, attached) = attach_after(n1, &lately.attach("room").await["serial"]).await;
@@ -265,15 +221,15 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
     drop(back);
 }
 
-/// Who is attached as a node dies begins there without what that one had published.
+/// A client that attaches while a node goes down begins without the messages of that node.
 #[tokio::test(flavor = "multi_thread")]
 async fn rewind_after_attach_during_node_failure_has_messages_of_peer() {
     for is_at_once in [true, false] {
-        is_given_what_another_node_has(is_at_once).await;
+        check_rewind_from_peer(is_at_once).await;
     }
 }
 
-async fn is_given_what_another_node_has(is_at_once: bool) {
+async fn check_rewind_from_peer(is_at_once: bool) {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n1, "").await;
@@ -286,17 +242,17 @@ async fn is_given_what_another_node_has(is_at_once: bool) {
     n0.kill();
     early.attach("room").await;
     if is_at_once {
-        is_given(&mut attach_back(n2, "10").await.0, &[0, 1, 2]).await;
+        assert_receives(&mut attach_back(n2, "10").await.0, &[0, 1, 2]).await;
     }
     for node in [&*n1, &*n2] {
-        let is_dead = || told(node).iter().any(|(of, said)| of == "n0" && said == "a node is dead");
+        let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == "n0" && said == "peer is down");
         wait_until(SOON, "the death to be known", async || is_dead()).await;
     }
     let (mut all, attached) = attach_back(n2, "10").await;
     assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
-    is_given(&mut all, &[0, 1, 2]).await;
+    assert_receives(&mut all, &[0, 1, 2]).await;
     Socket::open(n1, "").await.publish("room", json!({"data": 3})).await;
-    is_given(&mut all, &[3]).await;
+    assert_receives(&mut all, &[3]).await;
     let (_, attached) = attach_after(n2, &all.attach("room").await["serial"]).await;
     assert_eq!(attached["resumed"], true, "{attached}");
 }
@@ -322,7 +278,7 @@ async fn a_rewind_and_what_follows_have_no_gap() {
     }
 }
 
-/// As a client comes back that has lost its link.
+/// Gives the query with which a client resumes its lost connection.
 fn resume(socket: &Socket) -> String {
     format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))
 }
@@ -333,9 +289,9 @@ fn assert_same(back: &Socket, before: &Socket) {
     assert_eq!(back.connected["connectionId"], before.connected["connectionId"]);
 }
 
-async fn assert_taken_up(mut socket: Socket) {
+async fn assert_taken_over(mut socket: Socket) {
     let (frames, ended) = socket.to_end(SOON).await;
-    assert_eq!(ended, Ended::Closed(4001), "on {}: {frames:?}", socket.connected["nodeId"]);
+    assert_eq!(ended, SocketEnd::Closed(4001), "on {}: {frames:?}", socket.connected["nodeId"]);
     assert_eq!(frames.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{frames:?}");
 }
 
@@ -348,14 +304,14 @@ async fn session_takeover_on_another_node_ends_the_earlier_socket() {
     for node in [1, 2, 0, 1] {
         let back = Socket::open(&nodes[node], &resume(&at)).await;
         assert_same(&back, &at);
-        assert_taken_up(std::mem::replace(&mut at, back)).await;
+        assert_taken_over(std::mem::replace(&mut at, back)).await;
     }
     // Also with its first key, by which nobody knows any more where it is. Of two that took it up without having heard of each other
     // either may have it.
-    until_told(&nodes[1]).await;
+    flush_peer_streams(&nodes[1]).await;
     let back = Socket::open(&nodes[2], &first_key).await;
     assert_same(&back, &at);
-    assert_taken_up(at).await;
+    assert_taken_over(at).await;
     let anothers = Socket::open(&nodes[0], &format!("{}&clientId=eve", resume(&back))).await;
     assert_eq!(anothers.connected["resumed"], false);
 }
@@ -377,17 +333,18 @@ async fn a_connection_outlives_its_node() {
     known(&nodes[2], 1.0).await;
     let again = Socket::open(&nodes[2], &resume(&before)).await;
     assert_same(&again, &before);
-    assert_taken_up(back).await;
+    assert_taken_over(back).await;
     let seed = nodes[1].gossip().expect("a node of a cluster").to_string();
     nodes[0].set_environment("FANFARE_SEED", &seed);
     nodes[0].restart().await;
     known(&nodes[0], 2.0).await;
     let home = Socket::open(&nodes[0], &resume(&again)).await;
     assert_same(&home, &before);
-    assert_taken_up(again).await;
+    assert_taken_over(again).await;
 }
 
-/// As when all are restarted one after the other. The last one has it from a node that has begun after the end, too.
+/// All nodes restart one after the other. The last one learns of the session from a node that began after its
+/// end.
 #[tokio::test(flavor = "multi_thread")]
 async fn session_resumes_on_nodes_started_after_its_own_node_ended() {
     let mut cluster = Cluster::linked(3).await;
@@ -414,7 +371,7 @@ async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
         let (one, other) = tokio::join!(Socket::open(&nodes[1], &query), Socket::open(&nodes[2], &query));
         assert_same(&one, &before);
         assert_same(&other, &before);
-        assert_taken_up(before).await;
+        assert_taken_over(before).await;
         let mut ends = [one, other];
         let [one, other] = &mut ends;
         let lost = tokio::select! {
@@ -424,15 +381,15 @@ async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
         assert_eq!(lost.last().map(|frame| &frame["code"]), Some(&json!(40800)), "{lost:?}");
         let mut alive = 0;
         for socket in &mut ends {
-            let is_alive = socket.next_within(Duration::from_millis(200)).await == Err(Ended::Silence);
+            let is_alive = socket.next_within(Duration::from_millis(200)).await == Err(SocketEnd::Silence);
             alive += usize::from(is_alive);
         }
         assert_eq!(alive, 1);
     }
 }
 
-/// What the node has said to the others is there when this returns, on each lane.
-async fn until_told(node: &Node) {
+/// Waits until all that the node has sent its peers is there, on each peer stream.
+async fn flush_peer_streams(node: &Node) {
     let mut socket = Socket::open(node, "").await;
     for number in 0..8 {
         // Its answer waits for theirs.
@@ -440,14 +397,14 @@ async fn until_told(node: &Node) {
     }
 }
 
-/// As what a connection came back, which was `of` before.
-async fn comes_back(node: &Node, of: &Value) -> Value {
+/// Resumes the connection whose `connected` frame is `of`, and gives the new one.
+async fn reconnect(node: &Node, of: &Value) -> Value {
     let key = of["connectionKey"].as_str().expect("a key");
     Socket::open(node, &format!("?clientId=ann&resume={key}")).await.connected
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_that_ended_for_good_is_over_everywhere() {
+async fn session_closed_for_good_is_resumed_on_no_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut ended = Vec::new();
@@ -459,7 +416,7 @@ async fn a_connection_that_ended_for_good_is_over_everywhere() {
     assert_eq!(moved.connected["resumed"], true);
     for socket in [&mut closed, &mut moved] {
         socket.send(&json!({"op": 5})).await;
-        assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1000));
+        assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1000));
         ended.push(socket.connected.clone());
     }
     ended.push(before);
@@ -469,12 +426,12 @@ async fn a_connection_that_ended_for_good_is_over_everywhere() {
     let authorization = http::basic(&nodes[1].key());
     let answer = http::request(nodes[1].addr(), "POST", path, &[("authorization", &authorization)], "").await;
     assert_eq!(answer.status, 200);
-    assert_eq!(shut.to_end(SOON).await.1, Ended::Closed(4003));
+    assert_eq!(shut.to_end(SOON).await.1, SocketEnd::Closed(4003));
     ended.push(shut.connected.clone());
-    until_told(&nodes[0]).await;
+    flush_peer_streams(&nodes[0]).await;
     for node in &*nodes {
         for of in &ended {
-            let fresh = comes_back(node, of).await;
+            let fresh = reconnect(node, of).await;
             assert_eq!(fresh["resumed"], false, "on {}", fresh["nodeId"]);
             assert_ne!(fresh["connectionId"], of["connectionId"]);
         }
@@ -484,7 +441,7 @@ async fn a_connection_that_ended_for_good_is_over_everywhere() {
     wait_until(SOON, "its death to be known", async || nodes[1].metric("fanfare_peers_known").await == 1.0)
         .await;
     for of in &ended {
-        assert_eq!(comes_back(&nodes[1], of).await["resumed"], false);
+        assert_eq!(reconnect(&nodes[1], of).await["resumed"], false);
     }
     let key = lost.connected["connectionKey"].as_str().expect("a key");
     let back = Socket::open(&nodes[1], &format!("?clientId=ann2&resume={key}")).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, clock, http};
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ async fn node(options: NodeOptions) -> Node {
     Node::start(options.directory(directory, KEY)).await
 }
 
-/// Of this age, so that a moment can lie clearly before or after it.
+/// Signs a token of this age, so that a revocation can lie clearly before or after it.
 fn token(key: &str, client_id: Option<&str>, age_s: u64) -> String {
     let params = JwtParams {
         capability: r#"{"*":["subscribe","history"]}"#.into(),
@@ -45,13 +45,13 @@ async fn status(node: &Node, token: &str) -> u16 {
 
 async fn assert_revoked(what: &str, socket: &mut Socket) {
     let (frames, ended) = socket.to_end(Duration::from_secs(5)).await;
-    assert_eq!(ended, Ended::Closed(4001), "{what}: {frames:?}");
+    assert_eq!(ended, SocketEnd::Closed(4001), "{what}: {frames:?}");
     let last = frames.last();
     assert!(last.is_some_and(|frame| frame["op"] == 7 && frame["code"] == 40100), "{what}: {last:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_shut_out_and_nobody_else() {
+async fn only_the_revoked_client_is_shut_out() {
     let node = node(NodeOptions::default()).await;
     let (ann, bob) = (token(KEY, Some("ann"), 10), token(KEY, Some("bob"), 10));
     let of_other_key = token(OTHER_KEY, Some("ann"), 10);
@@ -156,7 +156,7 @@ async fn revoke_request_needs_its_own_key_and_a_valid_body() {
     let get =
         http::request(node.addr(), "GET", "/keys/k1/revokeTokens", &[("authorization", &own)], "").await;
     assert_eq!((get.status, get.header("allow")), (405, Some("POST")));
-    let nobody = http::request(node.addr(), "POST", "/keys/k1/revokeTokens", &[], "{}").await;
-    assert_eq!((nobody.status, nobody.error().as_str()), (401, "unauthorized"));
+    let anonymous = http::request(node.addr(), "POST", "/keys/k1/revokeTokens", &[], "{}").await;
+    assert_eq!((anonymous.status, anonymous.error().as_str()), (401, "unauthorized"));
     node.assert_well().await;
 }

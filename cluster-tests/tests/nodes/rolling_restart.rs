@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::roaming::{Door, Load};
+use fanfare_cluster_tests::roaming::{Load, NodeSelector};
 use fanfare_cluster_tests::{Balancer, Node, SOON, wait_until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rolling_restart_of_every_node_loses_no_message() {
     let mut cluster = Cluster::linked(3).await;
     let Some(balancer) = Balancer::start(cluster.nodes()).await else { return };
-    let door = Door::to(&[balancer.addr()], &cluster.nodes()[0].key());
+    let door = NodeSelector::to(&[balancer.addr()], &cluster.nodes()[0].key());
     let load = Load::begin(&door, 3, 6, Duration::from_millis(2)).await;
     for index in 0..3 {
         assert_eq!(cluster.nodes()[index].stop().await.code(), Some(0));
@@ -29,7 +29,7 @@ fn subscriber_resuming_at_a_node_not_ready_misses_nothing() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let key = cluster.nodes()[0].key();
-        let at = |nodes: &[Node]| Door::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &key);
+        let at = |nodes: &[Node]| NodeSelector::to(&nodes.iter().map(Node::addr).collect::<Vec<_>>(), &key);
         let (first, others) = (at(&cluster.nodes()[..1]), at(&cluster.nodes()[1..]));
         let mut load = Load::begin(&first, 1, 6, Duration::from_millis(2)).await;
         load.publish_at(&others, 1, Duration::from_millis(2)).await;

@@ -1,17 +1,17 @@
 //! `fanfare roundtrip` tells whether messages pass between nodes.
 
 use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::command::Running;
+use fanfare_cluster_tests::command::RunningCommand;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_pair_of_linked_nodes_is_told() {
+async fn roundtrip_is_printed_for_each_pair_of_linked_nodes() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     let [first, second] = [&nodes[0], &nodes[1]].map(|node| node.addr().to_string());
     let (url, key) = (nodes[0].url(), nodes[0].key());
-    let mut asking = Running::start(&[
+    let mut asking = RunningCommand::start(&[
         "roundtrip",
         "demo",
         "--url",
@@ -23,7 +23,7 @@ async fn each_pair_of_linked_nodes_is_told() {
         "--through",
         &second,
     ]);
-    let lines = asking.printed(6).await;
+    let lines = asking.wait_for_stdout(6).await;
     assert_eq!(asking.ended().await.code(), Some(0));
     for (block, from) in lines.chunks(3).zip([&first, &second]) {
         assert!(block[0].starts_with(&format!("published through {from}: acknowledged after ")), "{lines:?}");
@@ -41,7 +41,9 @@ async fn nodes_that_are_apart_are_a_failure() {
     let [one, other] = [&first, &second].map(|node| node.addr().to_string());
     let url = first.url();
     let key = ["roundtrip", "demo", "--url", &url, "--key", "secret.k1"];
-    let mut refused = Running::start(&[&key[..], &["--through", &one, "--through", &other]].concat());
-    refused.told(&format!("published through {one}: not received through {other} within"), 0).await;
+    let mut refused = RunningCommand::start(&[&key[..], &["--through", &one, "--through", &other]].concat());
+    refused
+        .wait_for_stderr(&format!("published through {one}: not received through {other} within"), 0)
+        .await;
     assert_eq!(refused.ended().await.code(), Some(1));
 }

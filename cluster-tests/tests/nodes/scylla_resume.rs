@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::{Watcher, present};
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber};
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 const STORE_WAIT_MS: u64 = 6_000;
 
@@ -37,8 +37,8 @@ async fn publishers(nodes: &[Node]) -> Publishers {
     publishers
 }
 
-async fn until_dead(node: &Node, other: &str) {
-    let is_dead = || told(node).iter().any(|(of, said)| of == other && said == "a node is dead");
+async fn until_down(node: &Node, other: &str) {
+    let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == other && said == "peer is down");
     wait_until(SOON, "the death to be known", async || is_dead()).await;
 }
 
@@ -120,14 +120,14 @@ async fn subscriber_of_a_dead_node(mut cluster: Cluster) {
     let nodes = cluster.nodes();
     let subscriber = Subscriber::on(&nodes[0], "on the node that dies").await;
     let publishers = publishers(nodes).await;
-    sleep(Duration::from_secs(2)).await;
+    publishers.until_acked(LOAD).await;
     nodes[0].kill();
-    let heard = subscriber.leave().await;
-    let moved = Subscriber::after(&nodes[1], "moved", heard).await;
-    sleep(Duration::from_secs(1)).await;
+    let received = subscriber.leave().await;
+    let moved = Subscriber::after(&nodes[1], "moved", received).await;
+    publishers.until_acked(LOAD).await;
     let acknowledged = publishers.end().await;
-    let heard = moved.settle(&acknowledged).await;
-    assert_eq!(heard.losses(), 0, "it is resumed");
+    let received = moved.settle(&acknowledged).await;
+    assert_eq!(received.losses(), 0, "it is resumed");
     for node in &mut nodes[1..] {
         node.assert_well().await;
     }
@@ -152,19 +152,20 @@ async fn attached_subscriber_sees_no_loss_when_a_node_goes_down() {
     let nodes = cluster.nodes();
     let stayed = Subscriber::on_each(&nodes[1..], "there from the beginning").await;
     let publishers = publishers(nodes).await;
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     nodes[0].kill();
     for node in &nodes[1..] {
-        until_dead(node, "n0").await;
+        until_down(node, "n0").await;
     }
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     let acknowledged = publishers.end().await;
     for subscriber in stayed {
         assert_eq!(subscriber.settle(&acknowledged).await.losses(), 0);
     }
 }
 
-/// What it had acknowledged while it could not reach the node of a subscriber was never on its way there.
+/// Messages that a node acknowledged while it could not reach the subscriber's node were never on their way
+/// there.
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
     let Some(mut cluster) = cluster(3).await else { return };
@@ -180,8 +181,8 @@ async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
         publisher.publish("room", json!({"data": number})).await;
     }
     n0.kill();
-    until_dead(n2, "n0").await;
-    n1.resume_anew(1).await;
+    until_down(n2, "n0").await;
+    n1.resume_until_restarted(1).await;
     let (mut there, attached) = attach(n1, "room", &json!({"serial": serial})).await;
     assert_eq!(attached["resumed"], true, "{attached}");
     assert_eq!(read(&mut there, "room", 20).await, (1..=20).map(|at| json!(at)).collect::<Vec<_>>());
@@ -194,7 +195,7 @@ async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
     }
 }
 
-/// Where nothing can be read, or nothing is kept, it is told.
+/// A client is told the loss if the store cannot be read or the channel keeps no history.
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
     let Some(cassandra) = Cassandra::start(1) else { return };
@@ -217,7 +218,7 @@ async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
         publisher.publish(channel, json!({"data": 2})).await;
     }
     n0.kill();
-    until_dead(n1, "n0").await;
+    until_down(n1, "n0").await;
     let (_, attached) = attach(n1, "cursor:1", &json!({"serial": serials[0]})).await;
     assert_eq!(attached["resumed"], false);
     cassandra.signal("STOP", None);
@@ -236,7 +237,7 @@ async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
     .await;
 }
 
-/// As that of [`cluster`], but that these channels keep nothing.
+/// Makes the directory of [`cluster`], but that these channels keep no history.
 fn directory(unkept: Option<&str>) -> Directory {
     let rule = unkept.map(|pattern| format!("pattern = \"{pattern}\"\nhistory = false"));
     let account = Directory::default().account("acme");
@@ -251,7 +252,7 @@ async fn restart(cluster: &mut Cluster, index: usize, directory: &Directory) {
     cluster.until_linked().await;
 }
 
-/// What is in no row was delivered all the same.
+/// Messages without a row were delivered all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn incarnation_without_history_causes_continuity_loss() {
     let Some(mut cluster) = cluster(2).await else { return };
@@ -274,9 +275,9 @@ async fn incarnation_without_history_causes_continuity_loss() {
     }
 }
 
-/// Who is attached when it dies counts on its rows, too.
+/// Clients that are attached when the node goes down count on its rows, too.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_a_node_with_other_rules_is_told() {
+async fn failure_of_a_node_with_other_rules_gets_resumed_false() {
     let Some(mut cluster) = cluster(3).await else { return };
     restart(&mut cluster, 0, &directory(Some("room"))).await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
@@ -288,8 +289,8 @@ async fn the_death_of_a_node_with_other_rules_is_told() {
     wait_until(SOON, "its links to be cut", async || n0.metric("fanfare_peers_known").await == 1.0).await;
     publisher.publish("room", json!({"data": 1})).await;
     n0.kill();
-    until_dead(n2, "n0").await;
-    n1.resume_anew(1).await;
+    until_down(n2, "n0").await;
+    n1.resume_until_restarted(1).await;
     let (_there, attached) = attach(n1, "room", &json!({"serial": serial})).await;
     assert_eq!(attached["resumed"], false, "{attached}");
 }
@@ -342,15 +343,15 @@ async fn a_storm_of_moves_and_deaths() {
     let mut publishers = publishers(cluster.nodes()).await;
     let mut attaches = 0;
     for round in 0..6_usize {
-        sleep(Duration::from_millis(700)).await;
+        publishers.until_acked(LOAD).await;
         let victim = round % 3;
         if round % 2 == 0 {
             cluster.nodes()[victim].kill();
         }
         for (at, client) in std::mem::take(&mut clients).into_iter().enumerate() {
             let to = if round % 2 == 0 { (victim + 1 + at % 2) % 3 } else { (round + at) % 3 };
-            let heard = client.leave().await;
-            clients.push(Subscriber::after(&cluster.nodes()[to], "moves", heard).await);
+            let received = client.leave().await;
+            clients.push(Subscriber::after(&cluster.nodes()[to], "moves", received).await);
             attaches += 3;
         }
         if round % 2 == 0 {
@@ -363,12 +364,12 @@ async fn a_storm_of_moves_and_deaths() {
     let mut losses = Vec::new();
     for client in clients {
         // Who was told begins anew, and hears nothing any more of those whose node has died.
-        let mut owed = acknowledged.clone();
-        if client.heard().losses() > 0 {
-            owed.retain(|(from, _), _| *from > 2);
+        let mut expected = acknowledged.clone();
+        if client.received().losses() > 0 {
+            expected.retain(|(from, _), _| *from > 2);
         }
-        let heard = client.settle(&owed).await;
-        losses.push(heard.losses());
+        let received = client.settle(&expected).await;
+        losses.push(received.losses());
     }
     println!("of {attaches} attaches, told {losses:?} times");
     assert!(4 * losses.iter().sum::<u64>() < attaches, "it is of little use when many are told: {losses:?}");
@@ -401,7 +402,7 @@ async fn a_rewind_joins_what_all_nodes_stored_and_what_comes() {
     });
     let mut readers = JoinSet::new();
     for (at, node) in nodes.iter().enumerate() {
-        sleep(Duration::from_millis(100 * at as u64)).await;
+        pace(Duration::from_millis(100 * at as u64)).await;
         let (mut socket, attached) = attach(node, "room", &json!({"rewind": "50"})).await;
         assert_eq!(attached["warning"], Value::Null, "{attached}");
         // From now on: who does not answer for long is given up, and the database may take long.

@@ -95,10 +95,10 @@ async fn stored_once(cassandra: &Cassandra) {
         assert!(seen.insert(record["id"].to_string()), "twice: {record}");
     }
     assert_eq!(rows.len(), 30);
-    let everywhere = read(&nodes[0], "room").await;
-    assert_eq!(everywhere.len(), 30);
+    let first_read = read(&nodes[0], "room").await;
+    assert_eq!(first_read.len(), 30);
     for node in &nodes[1..] {
-        assert_eq!(read(node, "room").await, everywhere);
+        assert_eq!(read(node, "room").await, first_read);
     }
 }
 
@@ -114,7 +114,8 @@ async fn read_at_once(cassandra: &Cassandra) {
     assert_eq!(read(n1, "room").await, (0..20).rev().map(|number| json!(number)).collect::<Vec<_>>());
 }
 
-/// Of claims at the same time over several nodes of the database some may stay unknown, and are tried again.
+/// Publishes one id at all nodes at once. Over several nodes of the database the outcome of a claim may stay
+/// unknown, and the publish is tried again.
 async fn an_id_once(cassandra: &Cassandra, may_be_unknown: bool) {
     let (mut cluster, keyspace) = cluster(cassandra, 3).await;
     let nodes = cluster.nodes();
@@ -138,7 +139,8 @@ async fn an_id_once(cassandra: &Cassandra, may_be_unknown: bool) {
     assert_eq!(read(&nodes[1], "room").await, [4, 3, 2, 1, 0].map(|number| json!(number)));
 }
 
-/// Of claims at the same time over several nodes of the database one may stay unknown, and is refused then.
+/// Claims one nonce at all nodes at once. Over several nodes of the database the outcome of a claim may stay
+/// unknown, and the request is refused.
 async fn a_nonce_once(cassandra: &Cassandra, may_be_unknown: bool) {
     let (mut cluster, _) = cluster(cassandra, 3).await;
     let nodes = cluster.nodes();
@@ -159,7 +161,7 @@ async fn a_nonce_once(cassandra: &Cassandra, may_be_unknown: bool) {
     }
 }
 
-/// What each node has counted of publishes, as rows of the database: its name, the minute and the count.
+/// Reads the rows of counted publishes: node id, minute and count.
 async fn counted(session: &Session, keyspace: &str) -> Vec<(String, i64, i64)> {
     let asked = format!("SELECT node_id, minute_ms, kind, counted FROM {keyspace}.metrics");
     let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
@@ -224,16 +226,17 @@ async fn presence_once(cassandra: &Cassandra) {
     }
     let path = "/api/channels/room/presence/history";
     let events = async |node: &Node| get(node, path).await.json()["events"].clone();
-    let everywhere = events(&nodes[0]).await;
-    let told = everywhere.as_array().expect("a list").iter().rev();
-    let told: Vec<_> = told.map(|event| (event["clientId"].clone(), event["action"].clone())).collect();
+    let first_read = events(&nodes[0]).await;
+    let members_and_actions = first_read.as_array().expect("a list").iter().rev();
+    let members_and_actions: Vec<_> =
+        members_and_actions.map(|event| (event["clientId"].clone(), event["action"].clone())).collect();
     let expected = [0, 1, 2].map(|place| ["enter", "update", "leave"].map(|action| (place, action)));
     let expected = expected.as_flattened().iter();
     let expected: Vec<_> =
         expected.map(|(place, action)| (json!(format!("c{place}")), json!(action))).collect();
-    assert_eq!(told, expected, "{everywhere}");
+    assert_eq!(members_and_actions, expected, "{first_read}");
     for node in &nodes[1..] {
-        assert_eq!(events(node).await, everywhere);
+        assert_eq!(events(node).await, first_read);
     }
     let rows = rows(&cassandra.session().await, &keyspace, PRESENCE).await;
     let mut writers: Vec<_> = rows.into_iter().map(|(node, _)| node).collect();
@@ -255,7 +258,7 @@ async fn message_acknowledged_by_one_node_is_read_at_once_by_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_id_is_stored_once_whichever_nodes_it_comes_to() {
+async fn id_is_stored_once_whichever_nodes_receive_it() {
     let Some(cassandra) = Cassandra::shared() else { return };
     an_id_once(&cassandra, false).await;
 }

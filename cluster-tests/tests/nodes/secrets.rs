@@ -246,7 +246,7 @@ async fn ask_admin(answers: &mut Answers, node: &Node) {
     answers.0.push_str(&waiting.replace("canary-of-message", ""));
 }
 
-/// As the operator sees them, with the reason of the last attempt.
+/// Counts the targets that the operator sees with the reason of a failed attempt.
 async fn targets_that_failed(node: &Node) -> usize {
     let operator = [("authorization", "Bearer canary-of-admin-token")];
     let states = http::request(node.admin(), "GET", "/outbox", &operator, "").await.json();

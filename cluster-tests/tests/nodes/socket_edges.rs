@@ -51,8 +51,8 @@ async fn pongs_and_answers_come_in_the_order_of_one_read() {
         (TEXT, r#"{"op":0,"id":"in fragments"}"#.to_owned()),
         (PONG, "four".to_owned()),
     ];
-    for wanted in expected {
-        assert_eq!(next(&mut socket).await, wanted);
+    for expected_frame in expected {
+        assert_eq!(next(&mut socket).await, expected_frame);
     }
 }
 

@@ -22,7 +22,7 @@ fn options() -> NodeOptions {
 struct Events {
     raw: Raw,
     text: String,
-    /// What came and was not looked at.
+    /// Events that came and were not looked at.
     waiting: VecDeque<Event>,
 }
 
@@ -181,7 +181,8 @@ async fn a_stream_is_refused_as_a_socket_is() {
     assert_eq!(http::request(node.addr(), "POST", &path, &[], "").await.status, 405);
 }
 
-/// What its capability does not cover any more ends it, also where something is left that a socket would go on with.
+/// A change of the capability that no longer covers a channel ends the stream, also if a socket would go on
+/// with what is left.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_ends_when_its_key_may_not_subscribe_any_more() {
     let node = Node::start(NodeOptions::default().directory(directory(ALL, None), KEY)).await;
@@ -245,13 +246,13 @@ async fn silent_sse_stream_is_kept_by_comments_and_ends_when_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_closes_its_side_gives_back_its_seat_at_once() {
+async fn client_that_closes_its_side_frees_its_quota_slot_at_once() {
     let tls = Tls::default();
     // No comment is written meanwhile, which would fail.
     let long = |options: NodeOptions| options.limit("heartbeat_ms", 600_000);
-    let seat = directory(ALL, Some(1));
-    let plain = Node::start(long(NodeOptions::default().directory(seat.clone(), KEY))).await;
-    let secure = Node::start(long(tls.node().directory(seat, KEY))).await;
+    let one_slot = directory(ALL, Some(1));
+    let plain = Node::start(long(NodeOptions::default().directory(one_slot.clone(), KEY))).await;
+    let secure = Node::start(long(tls.node().directory(one_slot, KEY))).await;
     let query = format!("?channel=a&key={KEY}");
     for way in ["close", "half close", "more than was asked, and close", "tls", "tls without a word", "last"]
     {
@@ -307,9 +308,9 @@ async fn sse_stream_reports_present_members_and_presence_changes() {
     {
         assert_eq!(socket.ask(change(action, client_id, data.clone())).await["op"], 1);
         let event = events.find("presence").await;
-        let told = &event.data["presence"][0];
-        assert_eq!((&event.data["op"], &told["action"]), (&json!(12), &json!(action)));
-        assert_eq!((&told["clientId"], &told["data"]), (&json!(client_id), &data));
+        let received = &event.data["presence"][0];
+        assert_eq!((&event.data["op"], &received["action"]), (&json!(12), &json!(action)));
+        assert_eq!((&received["clientId"], &received["data"]), (&json!(client_id), &data));
         let (a, b) = event.id.split_once(',').expect("a serial for each channel");
         assert_eq!(Some(a), event.data["serial"].as_str());
         assert_eq!(Some(b), attached[1].data["serial"].as_str());
@@ -323,11 +324,11 @@ async fn sse_stream_reports_present_members_and_presence_changes() {
     publish(&node, "b", json!("missed b")).await;
     assert_eq!(socket.ask(change("leave", "ann", json!(4))).await["op"], 1);
     let mut events = Events::open(&node, &query, Some(&last)).await;
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     for _ in 0..5 {
-        told.push(events.next().await.expect("the stream goes on"));
+        received.push(events.next().await.expect("the stream goes on"));
     }
-    let named = |name: &str| told.iter().filter(move |event| event.name == name).collect::<Vec<_>>();
+    let named = |name: &str| received.iter().filter(move |event| event.name == name).collect::<Vec<_>>();
     assert_eq!(
         named("attached").iter().map(|event| &event.data["resumed"]).collect::<Vec<_>>(),
         [true, true]

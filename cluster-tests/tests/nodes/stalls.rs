@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::chaos::Place;
-use fanfare_cluster_tests::cluster::Cluster;
-use fanfare_cluster_tests::presence::{Watcher, attach, present, until_everywhere};
+use fanfare_cluster_tests::chaos::ChannelSequence;
+use fanfare_cluster_tests::cluster::{Cluster, until_down};
+use fanfare_cluster_tests::presence::{Watcher, attach, present, until_members_on_all};
+use fanfare_cluster_tests::waits::{fault_lasts, pace};
 use fanfare_cluster_tests::{Cassandra, Node, SOON, Socket};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::Instant;
 
 const WATCHERS: usize = 20;
 
@@ -26,8 +27,8 @@ async fn members_of_other_nodes_stay(mut cluster: Cluster) {
         present(&mut member, "enter", "room", json!({"data": name})).await;
         members.push(member);
     }
-    until_everywhere(nodes, "room", &["ann", "bob"]).await;
-    let mut elsewhere = [Watcher::on(&nodes[0], "room").await, Watcher::on(&nodes[1], "room").await];
+    until_members_on_all(nodes, "room", &["ann", "bob"]).await;
+    let mut on_others = [Watcher::on(&nodes[0], "room").await, Watcher::on(&nodes[1], "room").await];
     let mut watchers = Vec::new();
     for _ in 0..WATCHERS {
         let mut socket = Socket::open(&nodes[2], "").await;
@@ -36,8 +37,8 @@ async fn members_of_other_nodes_stay(mut cluster: Cluster) {
     }
     nodes[2].pause();
     // The others let it leave the cluster meanwhile.
-    sleep(Duration::from_millis(3_500)).await;
-    nodes[2].resume_anew(1).await;
+    until_down(&nodes[..2], "n2").await;
+    nodes[2].resume_until_restarted(1).await;
     for mut socket in watchers {
         let (frames, _) = socket.to_end(SOON).await;
         let events: Vec<_> = frames.iter().filter(|frame| frame["op"] == 12 || frame["op"] == 14).collect();
@@ -45,19 +46,19 @@ async fn members_of_other_nodes_stay(mut cluster: Cluster) {
     }
     let mut back = Watcher::on(&nodes[2], "room").await;
     assert_eq!(back.list, [("ann".to_owned(), json!("ann")), ("bob".to_owned(), json!("bob"))].into());
-    for watcher in elsewhere.iter_mut().chain([&mut back]) {
+    for watcher in on_others.iter_mut().chain([&mut back]) {
         watcher.assert_quiet(Duration::from_secs(2)).await;
         assert_eq!(watcher.events, []);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopped_node_tells_no_leave_of_members_elsewhere() {
+async fn stalled_node_reports_no_leave_of_remote_members() {
     members_of_other_nodes_stay(Cluster::linked(3).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stopped_node_over_scylla_tells_no_leave_of_members_elsewhere() {
+async fn stalled_node_over_scylla_reports_no_leave_of_remote_members() {
     let Some(cluster) = over_cassandra().await else { return };
     members_of_other_nodes_stay(cluster).await;
 }
@@ -65,7 +66,7 @@ async fn stopped_node_over_scylla_tells_no_leave_of_members_elsewhere() {
 /// A subscriber of one channel with one publisher, which comes back to the same node.
 struct Reader {
     socket: Socket,
-    place: Place,
+    place: ChannelSequence,
     frames: Vec<String>,
     faults: Vec<String>,
 }
@@ -74,7 +75,7 @@ impl Reader {
     async fn on(node: &Node) -> Self {
         let mut reader = Self {
             socket: Socket::open(node, "").await,
-            place: Place::default(),
+            place: ChannelSequence::default(),
             frames: Vec::new(),
             faults: Vec::new(),
         };
@@ -93,7 +94,7 @@ impl Reader {
 
     fn take(&mut self, frame: &Value) {
         if frame["op"] == 9 && self.place.serial.is_some() && frame["resumed"] == false {
-            self.place.tell(self.place.next.unwrap_or(0));
+            self.place.report_loss(self.place.next.unwrap_or(0));
             self.frames.push("resumed: false".to_owned());
         }
         for message in frame["messages"].as_array().into_iter().flatten() {
@@ -150,7 +151,8 @@ async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
         }
         reader.read_to(publisher.next).await;
         nodes[0].pause();
-        let until = Instant::now() + Duration::from_millis(*stop_ms);
+        let length = Duration::from_millis(*stop_ms);
+        let until = Instant::now() + length;
         let is_dead = *stop_ms >= 2_000;
         let publishing = async {
             loop {
@@ -158,17 +160,17 @@ async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
                 if Instant::now() >= until {
                     return;
                 }
-                sleep(Duration::from_millis(5)).await;
+                pace(Duration::from_millis(5)).await;
             }
         };
         let resuming = async {
-            sleep_until(until).await;
+            fault_lasts(length).await;
             nodes[0].resume();
         };
         tokio::join!(publishing, resuming);
         if is_dead {
             times += 1;
-            nodes[0].until_anew(times).await;
+            nodes[0].until_restarted(times).await;
             for frame in reader.socket.to_end(SOON).await.0 {
                 reader.take(&frame);
             }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn systemd_is_told_that_a_node_is_ready_and_stops() {
+async fn systemd_is_notified_that_a_node_is_ready_and_stops() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).expect("a socket");

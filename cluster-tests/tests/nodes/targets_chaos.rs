@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::attempts::assert_whole_batches;
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::rabbitmq::Taken;
-use fanfare_cluster_tests::receiver::{Answer, Received, Receiver};
+use fanfare_cluster_tests::rabbitmq::QueueConsumer;
+use fanfare_cluster_tests::receiver::{Answer, ReceivedRequest, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, http, wait_until};
 use fanfare_proto::webhook::EVENT_ID;
 use lapin::options::QueueDeclareOptions;
@@ -87,7 +87,7 @@ impl Attempts {
     }
 }
 
-async fn take_all(mut consumer: Taken, target: &str, publisher: &Publisher) {
+async fn take_all(mut consumer: QueueConsumer, target: &str, publisher: &Publisher) {
     let mut deliveries = Attempts::default();
     let taken = async {
         while !deliveries.has_all(publisher) {
@@ -155,11 +155,11 @@ async fn every_target_gets_all_over_faults_of_each_part() {
     receiver.answer(Answer::Status(200));
     publisher.publish(&node, 5).await;
 
-    let attempts = |is_counted: fn(&Received) -> bool| {
+    let attempts = |is_counted: fn(&ReceivedRequest) -> bool| {
         let counted = receiver.received().into_iter().filter(is_counted);
         Attempts(counted.map(|request| (request.header(EVENT_ID).to_owned(), request.body)).collect())
     };
-    let is_taken = |request: &Received| request.is_taken;
+    let is_taken = |request: &ReceivedRequest| request.is_taken;
     wait_until(RECOVERED, "the webhook", async || attempts(is_taken).has_all(&publisher)).await;
     attempts(is_taken).assert_good("hook", &publisher);
     let failed = attempts(|request| !request.is_taken).0.len();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use fanfare_client::{Client, Credential, Draft, Event, Options};
 use fanfare_cluster_tests::raw::{self, End, Raw};
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::tls::{self, TLS12, TLS13, Tls};
-use fanfare_cluster_tests::{Node, NodeOptions, Running, SOON, http, node, wait_for, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, RunningCommand, SOON, http, node, wait_for, wait_until};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -255,12 +255,12 @@ async fn a_half_closed_client_gets_its_answer_and_both_ends_are_said() {
     let mut socket = open(&tls, &node, "").await;
     socket.send(&json!({"op": 5})).await;
     let (frames, ended) = socket.to_end(SOON).await;
-    assert_eq!((frames, ended), (vec![json!({"op": 6})], Ended::Closed(1000)));
+    assert_eq!((frames, ended), (vec![json!({"op": 6})], SocketEnd::Closed(1000)));
 
     let mut socket = open(&tls, &node, "").await;
     let open = node.metric("fanfare_socket_connections").await;
     socket.raw().half_close().await;
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Gone);
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Gone);
     let ended = async || node.metric("fanfare_socket_connections").await < open;
     wait_until(SOON, "the end of the session", ended).await;
     assert_well(&tls, &node).await;
@@ -285,7 +285,7 @@ async fn slow_reader_is_ended_in_bounded_memory_and_others_read_all() {
     }
     let (frames, ended) = slow.to_end(SOON).await;
     assert!(frames.len() < FLOOD, "the slow one did not get all of it");
-    assert!(matches!(ended, Ended::Closed(4008) | Ended::Gone), "{ended:?}");
+    assert!(matches!(ended, SocketEnd::Closed(4008) | SocketEnd::Gone), "{ended:?}");
     assert_eq!(node.metric("fanfare_slow_consumers_total").await, 1.0);
     let grown = node.resident_bytes().saturating_sub(before);
     assert!(grown < 64 * 1024 * 1024, "a slow consumer cost {grown} bytes");
@@ -349,18 +349,18 @@ async fn commands_beside_the_node_speak_tls_when_it_does() {
     let (authority, data) = (tls.authority(), node.data_dir());
     let (authority, data) = (authority.to_str().expect("UTF-8"), data.to_str().expect("UTF-8"));
     let beside = ["--data-dir", data, "--ca-cert", authority];
-    let following = Running::start(&[&["sub", "demo"], &beside[..]].concat());
-    following.told("attached to demo", 0).await;
-    let mut publishing = Running::start(&[&["pub", "demo", "17"], &beside[..]].concat());
+    let following = RunningCommand::start(&[&["sub", "demo"], &beside[..]].concat());
+    following.wait_for_stderr("attached to demo", 0).await;
+    let mut publishing = RunningCommand::start(&[&["pub", "demo", "17"], &beside[..]].concat());
     assert_eq!(publishing.ended().await.code(), Some(0), "{:?}", publishing.stderr());
-    let lines = following.printed(1).await;
+    let lines = following.wait_for_stdout(1).await;
     assert!(lines[0].contains("\"data\":17,"), "{lines:?}");
 
-    let mut untrusting = Running::start(&["pub", "demo", "17", "--data-dir", data]);
+    let mut untrusting = RunningCommand::start(&["pub", "demo", "17", "--data-dir", data]);
     assert_eq!(untrusting.ended().await.code(), Some(1));
     let refused = "the certificate of 127.0.0.1 is not accepted: no authority that is trusted here has signed it; name the certificate of \
                    the one that did by --ca-cert";
-    untrusting.told(refused, 0).await;
+    untrusting.wait_for_stderr(refused, 0).await;
     assert_well(&tls, &node).await;
 }
 
@@ -389,13 +389,14 @@ async fn self_signed_certificate_is_trusted_unless_it_is_an_authority() {
             .environment("FANFARE_TLS_KEY", key_file);
         let node = Node::start(options).await;
         let data = node.data_dir().to_str().expect("UTF-8");
-        let mut publishing = Running::start(&["pub", "demo", "1", "--data-dir", data, "--ca-cert", file]);
+        let mut publishing =
+            RunningCommand::start(&["pub", "demo", "1", "--data-dir", data, "--ca-cert", file]);
         let exit = publishing.ended().await.code();
         match expected {
             None => assert_eq!(exit, Some(0), "{:?}", publishing.stderr()),
             Some(reason) => {
                 assert_eq!(exit, Some(1));
-                publishing.told(reason, 0).await;
+                publishing.wait_for_stderr(reason, 0).await;
             }
         }
         node.assert_no_panic();
@@ -403,10 +404,10 @@ async fn self_signed_certificate_is_trusted_unless_it_is_an_authority() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_asks_a_plain_node_for_tls_is_told_so() {
+async fn tls_command_to_a_plain_node_reports_the_missing_tls() {
     let node = Node::start(NodeOptions::default()).await;
     let url = format!("https://{}", node.addr());
-    let mut asking = Running::start(&["pub", "demo", "1", "--url", &url, "--key", &node.key()]);
+    let mut asking = RunningCommand::start(&["pub", "demo", "1", "--url", &url, "--key", &node.key()]);
     assert_eq!(asking.ended().await.code(), Some(1));
-    asking.told("no TLS is spoken there", 0).await;
+    asking.wait_for_stderr("no TLS is spoken there", 0).await;
 }

@@ -14,7 +14,7 @@ const KEY: &str = "secret.k1";
 const STOP_MAX: Duration = Duration::from_secs(10);
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
-/// What a span holds beside, by what may be in it of a request.
+/// Names of all attributes that a span may have. None of them holds a credential or the data of a message.
 const KNOWN: [&str; 14] = [
     "error.type",
     "fanfare.peer",

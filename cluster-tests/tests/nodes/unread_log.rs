@@ -33,7 +33,7 @@ async fn at_trace_it_serves_and_stops() {
     serves_and_stops("trace").await;
 }
 
-/// At this level the node logs little more than its stop.
+/// The node logs little more at this level than its stop.
 #[tokio::test(flavor = "multi_thread")]
 async fn at_info_it_stops() {
     let mut node = Node::start(NodeOptions::default().unread()).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::attempts::{assert_whole_batches, until_sent};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::receiver::{Answer, Received, Receiver};
+use fanfare_cluster_tests::receiver::{Answer, ReceivedRequest, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, Socket, hostile, http, wait_until};
 use fanfare_proto::path::encode_channel;
 use fanfare_proto::webhook::{EVENT_ID, is_signed};
@@ -37,8 +37,8 @@ async fn publish(node: &Node, channel: &str, body: Value) -> u16 {
 }
 
 /// The `data` of all items of a channel that the receiver took, in the order in which they came.
-fn data(received: &[Received], channel: &str) -> Vec<Value> {
-    let taken = received.iter().filter(|request| request.is_taken).map(Received::envelope);
+fn data(received: &[ReceivedRequest], channel: &str) -> Vec<Value> {
+    let taken = received.iter().filter(|request| request.is_taken).map(ReceivedRequest::envelope);
     let of_channel = taken.filter(|envelope| envelope["channel"] == channel);
     of_channel
         .flat_map(|envelope| envelope["items"].as_array().cloned().unwrap_or_default())
@@ -125,7 +125,8 @@ async fn hostile_names_reach_their_target_alone() {
         }
         assert_eq!(data(&all.received(), name), [json!(name), json!(name)], "{name:?}");
     }
-    let is_known = |request: &Received| names.iter().any(|name| request.envelope()["channel"] == **name);
+    let is_known =
+        |request: &ReceivedRequest| names.iter().any(|name| request.envelope()["channel"] == **name);
     assert!(all.received().iter().all(is_known), "a refused name was sent");
     node.assert_no_panic();
 }

@@ -1,11 +1,11 @@
-//! What holds for a node as a whole: its start, its end, its pauses, its bounds, and one form for every answer.
+//! Rules for a node as a whole: start, end, pauses, bounds, and one form for every answer.
 
 use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::raw::Raw;
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, http, wait_until};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -32,7 +32,7 @@ async fn publish(node: &Node, channel: &str, body: impl Into<bytes::Bytes>) -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_auth_off_nobody_needs_a_credential() {
+async fn auth_off_needs_no_credential() {
     let node = Node::start(NodeOptions::default().environment("FANFARE_AUTH", "off")).await;
     let mut raw = Raw::connect(node.addr()).await;
     let (status, head) = raw.upgrade("/realtime", &[]).await;
@@ -47,7 +47,7 @@ async fn with_auth_off_nobody_needs_a_credential() {
     let page = http::request(node.addr(), "GET", "/api/channels/open/history", &[], "").await;
     assert_eq!((page.status, &page.json()["messages"][0]["data"]), (200, &json!("for all")));
     // Longer than it takes to look at the directory anew.
-    assert_eq!(socket.next_within(Duration::from_millis(1_500)).await, Err(Ended::Silence));
+    assert_eq!(socket.next_within(Duration::from_millis(1_500)).await, Err(SocketEnd::Silence));
     node.assert_well().await;
 }
 
@@ -74,7 +74,7 @@ async fn a_revoked_key_ends_what_it_opened_and_nothing_else() {
     }
     for (what, socket) in [("the key", &mut with_key), ("its token", &mut with_token)] {
         let (frames, ended) = socket.to_end(Duration::from_secs(3)).await;
-        assert_eq!(ended, Ended::Closed(4001), "{what}: {frames:?}");
+        assert_eq!(ended, SocketEnd::Closed(4001), "{what}: {frames:?}");
         let last = frames.last();
         assert!(last.is_some_and(|frame| frame["op"] == 7 && frame["code"] == 40100), "{what}: {last:?}");
     }
@@ -143,7 +143,7 @@ async fn an_upgrade_after_another_request_opens_a_socket() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_stops_at_once_when_nobody_is_there() {
+async fn node_without_clients_stops_at_once() {
     let mut node = Node::start(NodeOptions::default()).await;
     let started = Instant::now();
     let exit = node.stop().await;
@@ -167,9 +167,9 @@ async fn clients_that_stay_are_closed_within_a_short_drain_timeout() {
     assert!(took < Duration::from_secs(4), "{took:?}");
     for socket in &mut sockets {
         let (frames, ended) = socket.to_end(SOON).await;
-        let told = frames.iter().find(|frame| frame["op"] == 4).expect("told to leave");
-        assert!(told["reconnectAfterMs"].as_u64().is_some_and(|ms| ms < 1_000), "{told}");
-        assert_eq!(ended, Ended::Closed(1012));
+        let disconnected = frames.iter().find(|frame| frame["op"] == 4).expect("told to leave");
+        assert!(disconnected["reconnectAfterMs"].as_u64().is_some_and(|ms| ms < 1_000), "{disconnected}");
+        assert_eq!(ended, SocketEnd::Closed(1012));
     }
     assert!(!node.log().contains("did not end in time"), "{}", node.log());
     node.assert_no_panic();
@@ -212,7 +212,7 @@ async fn a_half_sent_body_does_not_hold_a_stopping_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopping_node_tells_its_sockets_when_to_come_back() {
+async fn stopping_node_sends_its_sockets_the_reconnect_delay() {
     let mut node = Node::start(NodeOptions::default()).await;
     let mut socket = Socket::open(&node, "").await;
     socket.attach("live").await;
@@ -222,7 +222,7 @@ async fn a_stopping_node_tells_its_sockets_when_to_come_back() {
     let last = frames.last().unwrap_or(&Value::Null);
     assert_eq!((&last["op"], &last["code"]), (&json!(4), &json!(50003)), "{frames:?}");
     assert!(last["reconnectAfterMs"].is_u64(), "{last}");
-    assert_eq!(ended, Ended::Closed(1012));
+    assert_eq!(ended, SocketEnd::Closed(1012));
     assert!(exit.success(), "{exit}");
     assert!(took < Duration::from_secs(4), "{took:?}");
     node.assert_no_panic();
@@ -247,7 +247,7 @@ async fn a_request_is_answered_to_a_client_that_has_closed_its_side() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publish_of_very_many_messages_is_refused_or_harms_nobody() {
+async fn publish_of_very_many_messages_is_refused_or_harmless() {
     let node = Node::start(NodeOptions::default()).await;
     let array = |messages: usize| format!("[{}]", vec!["{}"; messages].join(","));
     let refused = publish(&node, "many", array(10_001)).await;
@@ -275,7 +275,7 @@ async fn a_publish_of_very_many_messages_is_refused_or_harms_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_subscriber_that_reads_too_slowly_is_still_heard() {
+async fn requests_of_a_slow_subscriber_are_still_answered() {
     const MIB: u64 = 1024 * 1024;
     // More than the system's buffers take stays in the outbox, and that is less than its bound.
     let node = Node::start(NodeOptions::default().limit("outbox_bytes", 16 * MIB)).await;
@@ -297,7 +297,7 @@ async fn a_subscriber_that_reads_too_slowly_is_still_heard() {
     slow.send(&json!({"op": 5})).await;
 
     let (frames, ended) = slow.to_end(SOON).await;
-    assert_eq!(ended, Ended::Closed(1000));
+    assert_eq!(ended, SocketEnd::Closed(1000));
     let place = |op: i64| frames.iter().position(|frame| frame["op"] == op);
     let detached = place(11).expect("the detach is answered");
     assert_eq!(frames[detached]["id"], json!(detach));
@@ -331,7 +331,7 @@ async fn client_that_spoke_during_a_node_stall_is_not_timed_out() {
     .await;
     node.resume();
     let (_, ended) = silent.to_end(SOON).await;
-    assert_eq!(ended, Ended::Gone, "who was silent is taken for dead");
+    assert_eq!(ended, SocketEnd::Gone, "who was silent is taken for dead");
     for socket in &mut talking {
         let answer = socket.ask(json!({"op": 0})).await;
         assert_eq!(answer["op"], 0, "{answer}");

@@ -24,13 +24,14 @@ const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
 /// The kinds of messages of the cases.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Messages {
-    /// They become JSON, in which a few bytes are escaped.
+    /// Text messages, which become JSON with a few escaped bytes.
     Text,
-    /// They become hexadecimal text in MessagePack, whose length stands before it.
+    /// Binary messages, which become hexadecimal text in MessagePack, behind its length.
     Binary { fragmented_bytes: u32 },
 }
 
-/// Dropping it ends its connections.
+/// A relay between the suite and a node, which puts each message into a frame of the protocol. Dropping it
+/// ends its connections.
 pub(super) struct Bridge {
     addr: SocketAddr,
     _tasks: JoinSet<()>,
@@ -67,7 +68,7 @@ impl Bridge {
     }
 }
 
-/// From the suite to the node.
+/// Relays from the suite to the node.
 async fn up(mut client: OwnedReadHalf, mut node: OwnedWriteHalf, head: String, messages: Messages) {
     let Some((_, rest)) = http_head(&mut client).await else { return };
     // The suite wrote the first line itself.
@@ -75,7 +76,8 @@ async fn up(mut client: OwnedReadHalf, mut node: OwnedWriteHalf, head: String, m
     let first_line = rest.iter().position(|byte| *byte == b'\n').expect("a line") + 1;
     let end = rest.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("a head") + 4;
     out.extend(&rest[first_line..end]);
-    let mut frames = Up { messages, is_within: false, passing: None, input: rest[end..].to_vec() };
+    let mut frames =
+        UpstreamBridge { messages, is_within: false, passing: None, input: rest[end..].to_vec() };
     let mut buffer = vec![0; 64 * 1024];
     loop {
         if node.write_all(&out).await.is_err() {
@@ -158,16 +160,16 @@ fn write_head(first: u8, mask: Option<[u8; 4]>, payload_bytes: usize, out: &mut 
     out.extend(mask.into_iter().flatten());
 }
 
-struct Up {
+struct UpstreamBridge {
     messages: Messages,
     /// A message is begun and not ended.
     is_within: bool,
-    passing: Option<Passing>,
+    passing: Option<PassingFrame>,
     input: Vec<u8>,
 }
 
 /// A frame whose payload is passed on as it comes.
-struct Passing {
+struct PassingFrame {
     left: usize,
     /// None: as it is.
     message: Option<Masks>,
@@ -197,7 +199,7 @@ impl Masks {
     }
 }
 
-impl Up {
+impl UpstreamBridge {
     /// Takes of the input what can be passed on. `is_quiet`: nothing more has come for a while.
     fn translate(&mut self, is_quiet: bool, out: &mut Vec<u8>) {
         let mut taken = 0;
@@ -217,7 +219,7 @@ impl Up {
             let start = taken + head.bytes;
             let Some(is_first) = self.message(&head) else {
                 out.extend_from_slice(&self.input[taken..start]);
-                self.passing = Some(Passing { left: head.payload_bytes, message: None, ends: b"" });
+                self.passing = Some(PassingFrame { left: head.payload_bytes, message: None, ends: b"" });
                 taken = start;
                 continue;
             };
@@ -231,7 +233,7 @@ impl Up {
         self.input.drain(..taken);
     }
 
-    /// Of a good frame of a message, whether it is the first.
+    /// Tells whether a good frame is the first of its message; `None` for any other frame.
     fn message(&self, head: &Head) -> Option<bool> {
         let own = match self.messages {
             Messages::Text => TEXT,
@@ -266,11 +268,11 @@ impl Up {
         write_head(head.first, Some(MASK), begins.len() + bytes + ends.len(), out);
         let mut masks = Masks { theirs: head.mask.unwrap_or_default(), at: 0, ours_at: 0 };
         masks.give(&begins, out);
-        self.passing = Some(Passing { left: head.payload_bytes, message: Some(masks), ends });
+        self.passing = Some(PassingFrame { left: head.payload_bytes, message: Some(masks), ends });
     }
 }
 
-fn pass(messages: Messages, passing: &mut Passing, payload: &mut [u8], out: &mut Vec<u8>) {
+fn pass(messages: Messages, passing: &mut PassingFrame, payload: &mut [u8], out: &mut Vec<u8>) {
     let Some(masks) = &mut passing.message else { return out.extend_from_slice(payload) };
     masks.take(payload);
     match messages {
@@ -290,7 +292,7 @@ fn digit(value: u8) -> u8 {
     b"0123456789abcdef"[usize::from(value)]
 }
 
-/// As it stands in a text of JSON; what is no UTF-8 stays so.
+/// Escapes a payload for a text of JSON. Bytes that are no UTF-8 stay.
 fn escaped(payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len());
     for byte in payload {
@@ -303,7 +305,7 @@ fn escaped(payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// From the node to the suite.
+/// Relays from the node to the suite.
 async fn down(mut node: OwnedReadHalf, mut client: OwnedWriteHalf) {
     let Some((end, mut input)) = http_head(&mut node).await else { return };
     let mut out: Vec<u8> = input.drain(..end).collect();

@@ -14,13 +14,13 @@ use tokio::process::Command;
 use bridge::{Bridge, Messages};
 
 const PATIENCE: Duration = Duration::from_secs(150);
-/// Of the suite without compression.
+/// Number of cases of the suite, without those of compression.
 const CASES: usize = 301;
 /// Compression, which a node does not offer.
 const EXCLUDED: &str = "12.* 13.*";
 /// Cases of large messages, or many, that are binary.
 const LARGE_BINARY: &str = "9.2.* 9.4.* 9.6.* 9.8.*";
-/// Those of them whose message of 4 MiB is in fragments.
+/// Cases of them with a message of 4 MiB in fragments.
 const FRAGMENTED: &str = "9.4.*";
 
 #[derive(Deserialize)]
@@ -40,7 +40,7 @@ impl Case {
         is_good(&self.behavior) && is_good(&self.close)
     }
 
-    fn told(&self) -> String {
+    fn describe(&self) -> String {
         let Self { case, behavior, close, why, received, ms } = self;
         format!("{case}: {behavior}, closed {close}, in {ms} ms. {why} {received}")
     }
@@ -68,7 +68,7 @@ async fn run(
     let text = String::from_utf8(output.expect("python runs").stdout).expect("lines of JSON");
     let cases: Vec<Case> = text.lines().map(|line| serde_json::from_str(line).expect("a case")).collect();
     let slowest = cases.iter().max_by_key(|case| case.ms).expect("some case");
-    println!("{} cases in {:?}, the slowest {}", cases.len(), begun.elapsed(), slowest.told());
+    println!("{} cases in {:?}, the slowest {}", cases.len(), begun.elapsed(), slowest.describe());
     cases
 }
 
@@ -94,7 +94,7 @@ async fn all_cases_of_autobahn_pass() {
     ] {
         cases.extend(run(&python, &node, messages, at_once, included, &excluded).await);
     }
-    let bad: Vec<String> = cases.iter().filter(|case| !case.is_good()).map(Case::told).collect();
+    let bad: Vec<String> = cases.iter().filter(|case| !case.is_good()).map(Case::describe).collect();
     assert!(bad.is_empty(), "{} of {} cases: {bad:#?}", bad.len(), cases.len());
     assert_eq!(cases.len(), CASES, "the whole suite was run");
     node.assert_well().await;

@@ -4,38 +4,37 @@ use scylla::statement::{Consistency, Statement};
 
 use super::*;
 
-/// As the database has it.
+/// Gives the number of copies of a keyspace's rows.
 async fn copies(cassandra: &Cassandra, keyspace: &str) -> String {
     let asked = "SELECT replication['datacenter1'] FROM system_schema.keyspaces WHERE keyspace_name = ?";
     let found = cassandra.session().await.query_unpaged(asked, (keyspace,)).await.expect("read");
     found.into_rows_result().expect("rows").single_row::<(String,)>().expect("a keyspace").0
 }
 
-/// Whether nobody is refused while one of three nodes stands still, in one of three attempts: a machine may do so too. A
-/// publisher with ids asks the database more often, and may be refused until the connections to that node are given up.
-async fn is_passed_over(cassandra: &Cassandra, node: &Node) -> bool {
-    for attempt in 0..3 {
-        cassandra.signal("STOP", Some(2));
-        let mut refused = 0;
-        // Their partitions are spread over all three.
-        for number in 0..24 {
-            let channel = format!("spread{number}");
-            refused += usize::from(publish(node, &channel, json!({"data": number})).await.status != 200);
-        }
-        for number in 0..6 {
-            let body = json!({"data": number, "id": format!("own-{attempt}")});
-            wait_until(SOON, "an acknowledged publish", async || {
-                publish(node, &format!("spread{number}"), body.clone()).await.status == 200
-            })
-            .await;
-        }
-        cassandra.signal("CONT", Some(2));
-        if refused == 0 {
-            return true;
-        }
-        until_well(node).await;
+/// Channels whose partitions are spread over all three nodes.
+const SPREAD: usize = 24;
+/// Publishes to them that a busy machine may make late. A third of them are late if one node is waited for.
+const LATE_MAX: usize = 3;
+
+/// Publishes to these channels while one of three nodes stands still, and returns how many were refused. A
+/// publisher with ids asks the database more often, and may be refused until the connections to that node are
+/// given up.
+async fn refused_beside_a_stalled_node(cassandra: &Cassandra, node: &Node) -> usize {
+    cassandra.signal("STOP", Some(2));
+    let mut refused = 0;
+    for number in 0..SPREAD {
+        let acked = attempt(node, &format!("spread{number}"), &json!({"data": number})).await;
+        refused += usize::from(acked.is_none());
     }
-    false
+    for number in 0..6 {
+        let body = json!({"data": number, "id": "own"});
+        wait_until(SOON, "an acknowledged publish", async || {
+            publish(node, &format!("spread{number}"), body.clone()).await.status == 200
+        })
+        .await;
+    }
+    cassandra.signal("CONT", Some(2));
+    refused
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -70,7 +69,9 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
         let records = history::read_all(node.addr(), KEY, "room", "limit=100").await;
         records.iter().map(|record| record["data"].clone()).collect::<Vec<_>>()
     };
-    assert!(is_passed_over(&cassandra, &node).await, "publishes were refused for one node that stood still");
+    let refused = refused_beside_a_stalled_node(&cassandra, &node).await;
+    assert!(refused <= LATE_MAX, "{refused} of {SPREAD} were refused for one node that stood still");
+    until_well(&node).await;
     cassandra.signal("KILL", Some(2));
     for number in 10..20 {
         let body = json!({"data": number, "id": format!("own-{number}")});
@@ -95,10 +96,11 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
     node.assert_no_panic();
 }
 
-/// Of one question to a node of the database.
+/// Greatest time for one question to a node of the database.
 const ASKED_WITHIN: Duration = Duration::from_millis(250);
 
-/// From when a quorum answers who asks that node of the database alone, until a publish is acknowledged.
+/// Waits until a publish is acknowledged. Gives the time since a quorum answers a client of that node of the
+/// database alone.
 async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node: &Node) -> Duration {
     let of_a_quorum = async {
         let session = cassandra.session_by(by).await;
@@ -122,7 +124,7 @@ async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node
     acknowledged.saturating_duration_since(quorum)
 }
 
-/// As new sessions would wait for a node that takes connections and says nothing.
+/// A node of the database that accepts connections and is silent must not hold up new sessions.
 #[tokio::test(flavor = "multi_thread")]
 async fn quorum_restored_beside_a_stalled_database_node_is_noticed() {
     let Some(cassandra) = Cassandra::to_kill(3) else { return };

@@ -59,10 +59,10 @@ impl Drop for Browser {
     }
 }
 
-/// What the page has told, by name. A report whose answer is lost in the restart is told again under its id.
+/// Reports of the page, by name. The page repeats a report under its id if the answer is lost in the restart.
 #[derive(Default)]
 struct Reports {
-    told: Vec<(String, Value)>,
+    reports: Vec<(String, Value)>,
     ids: HashSet<String>,
 }
 
@@ -73,12 +73,12 @@ impl Reports {
         while self.of(name).len() < expected.len() {
             let left = end.saturating_duration_since(tokio::time::Instant::now());
             let frame = socket.next_within(left).await;
-            let frame = frame.unwrap_or_else(|end| unreachable!("{name}: {end:?} after {:?}", self.told));
+            let frame = frame.unwrap_or_else(|end| unreachable!("{name}: {end:?} after {:?}", self.reports));
             for message in frame["messages"].as_array().into_iter().flatten() {
                 let text =
                     |field: &str| message[field].as_str().expect("a report has a name and an id").to_owned();
                 if self.ids.insert(text("id")) {
-                    self.told.push((text("name"), message["data"].clone()));
+                    self.reports.push((text("name"), message["data"].clone()));
                 }
             }
         }
@@ -86,7 +86,7 @@ impl Reports {
     }
 
     fn of(&self, name: &str) -> Vec<Value> {
-        self.told.iter().filter(|(own, _)| own == name).map(|(_, data)| data.clone()).collect()
+        self.reports.iter().filter(|(own, _)| own == name).map(|(_, data)| data.clone()).collect()
     }
 }
 
@@ -111,23 +111,23 @@ async fn browser_subscribes_publishes_and_misses_nothing_over_restart() {
     publisher.publish("news", json!({"data": {"text": "é"}})).await;
     publisher.publish("sport: ball/é", json!({"data": 1})).await;
     // Messages of two channels have no order among them.
-    let (news, mut told) = ("stream message on news", vec![json!({"text": "é"})]);
-    reports.wait_for(&mut socket, news, &told).await;
+    let (news, mut expected) = ("stream message on news", vec![json!({"text": "é"})]);
+    reports.wait_for(&mut socket, news, &expected).await;
     reports.wait_for(&mut socket, "stream message on sport: ball/é", &[json!(1)]).await;
     reports.wait_for(&mut socket, "socket message", &[json!("before"), json!({"text": "é"})]).await;
 
     // The link of the stream alone is cut, and the browser comes back by itself.
     proxy.cut();
     publisher.publish("news", json!({"data": "while cut"})).await;
-    told.push(json!("while cut"));
-    reports.wait_for(&mut socket, news, &told).await;
+    expected.push(json!("while cut"));
+    reports.wait_for(&mut socket, news, &expected).await;
     let attached = [false, false, true, true].map(|resumed| json!(resumed));
     reports.wait_for(&mut socket, "stream attached", &attached).await;
     node.assert_well().await;
 
     publisher.publish("news", json!({"data": "before the end"})).await;
-    told.push(json!("before the end"));
-    reports.wait_for(&mut socket, news, &told).await;
+    expected.push(json!("before the end"));
+    reports.wait_for(&mut socket, news, &expected).await;
     proxy.turn_away();
     door.turn_away();
     node.kill();
@@ -138,8 +138,8 @@ async fn browser_subscribes_publishes_and_misses_nothing_over_restart() {
     socket.attach("report").await;
     proxy.turn_to(node.addr());
     door.turn_to(node.addr());
-    told.push(json!("after a restart"));
-    reports.wait_for(&mut socket, news, &told).await;
+    expected.push(json!("after a restart"));
+    reports.wait_for(&mut socket, news, &expected).await;
     let attached = [false, false, true, true, true, true].map(|resumed| json!(resumed));
     reports.wait_for(&mut socket, "stream attached", &attached).await;
 }

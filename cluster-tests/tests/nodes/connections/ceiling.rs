@@ -1,6 +1,6 @@
 //! The ceiling of a tenant, and the count that it is held against.
 
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, Raw, SOON, Socket, http, wait_until};
 use serde_json::json;
 
@@ -54,7 +54,7 @@ async fn connection_past_tenant_ceiling_is_refused_over_all_accounts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_seat_is_free_however_its_connection_ended() {
+async fn quota_slot_is_free_however_its_connection_ended() {
     let node = node(Some(1)).await;
     for way in ["gone", "close frame", "protocol error"] {
         let mut socket = Socket::open_as(&node, "", &http::basic(KEY)).await;
@@ -85,13 +85,13 @@ async fn a_client_that_reads_no_status_is_refused_within_the_socket() {
         assert_eq!((&said["op"], &said["code"]), (&json!(4), &json!(42900)));
         assert_eq!(said["reason"], "connection_limit");
         assert!(said["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{said}");
-        assert_eq!(ended, Ended::Closed(4029));
+        assert_eq!(ended, SocketEnd::Closed(4029));
     }
     assert_eq!(count(&node, KEY).await["connections"], 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_ceiling_that_comes_down_closes_nobody_and_admits_nobody() {
+async fn lowered_limit_closes_no_connection_and_admits_none() {
     let node = node(Some(3)).await;
     let mut open = vec![Socket::open(&node, "").await, Socket::open(&node, "").await];
     node.replace_directory(&directory(Some(1)));
@@ -108,19 +108,19 @@ async fn a_ceiling_that_comes_down_closes_nobody_and_admits_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_herd_gets_the_ceiling_and_not_one_more() {
+async fn connection_storm_is_admitted_exactly_up_to_the_limit() {
     const CEILING: usize = 20;
     let node = node(Some(CEILING as u64)).await;
-    let mut herd = tokio::task::JoinSet::new();
+    let mut storm = tokio::task::JoinSet::new();
     for _ in 0..4 * CEILING {
         let (addr, key) = (node.addr(), http::basic(KEY));
-        herd.spawn(async move {
+        storm.spawn(async move {
             let mut raw = Raw::connect(addr).await;
             let (status, _) = raw.upgrade("/realtime", &[("authorization", &key)]).await;
             (status, raw)
         });
     }
-    let answers = herd.join_all().await;
+    let answers = storm.join_all().await;
     let admitted = answers.iter().filter(|(status, _)| *status == 101).count();
     assert_eq!(admitted, CEILING);
     assert!(answers.iter().all(|(status, _)| [101, 429].contains(status)));

@@ -1,4 +1,4 @@
-//! Who is connected, and where to.
+//! Listings of connections and channels.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::history::next_of;
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ async fn close(node: &Node, client_id: &str, authorization: &str) -> Response {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn channels_are_listed_with_who_is_attached() {
+async fn channels_are_listed_with_connections_and_subscribers() {
     let node = node(None).await;
     assert_eq!(get(&node, "/api/channels", KEY).await.json(), json!({"channels": []}));
     let mut open = Vec::new();
@@ -65,8 +65,8 @@ async fn channels_are_listed_with_who_is_attached() {
         }
         open.push(socket);
     }
-    let mut elsewhere = Socket::open_as(&node, "", &http::basic(SECOND)).await;
-    elsewhere.attach("a").await;
+    let mut second_account = Socket::open_as(&node, "", &http::basic(SECOND)).await;
+    second_account.attach("a").await;
     let expected = json!([
         {"name": "a", "connections": 4, "subscribers": 2},
         {"name": "b", "connections": 1, "subscribers": 1},
@@ -103,10 +103,10 @@ async fn a_cursor_names_no_account_and_no_channel() {
         [("/api/channels", "channels", "name"), ("/api/presence", "channels", "channel")]
     {
         let mut path = format!("{path}?limit=1");
-        let mut told = BTreeSet::new();
+        let mut listed = BTreeSet::new();
         loop {
             let page = get(&node, &path, KEY).await;
-            told.insert(page.json()[list][0][named].as_str().expect("a name").to_owned());
+            listed.insert(page.json()[list][0][named].as_str().expect("a name").to_owned());
             let Some(link) = page.header("link") else { break };
             path = next_of(link);
             let (_, cursor) = path.split_once("cursor=").expect("a cursor");
@@ -116,7 +116,7 @@ async fn a_cursor_names_no_account_and_no_channel() {
                 assert!(!position.contains(text), "{path}: {position}");
             }
         }
-        assert!(told.iter().eq(names.iter().rev()), "{path}: {told:?}");
+        assert!(listed.iter().eq(names.iter().rev()), "{path}: {listed:?}");
     }
 }
 
@@ -134,7 +134,7 @@ async fn connections_are_listed_newest_first_and_page_by_page() {
         ids.push(socket.connected["connectionId"].clone());
         open.push(socket);
     }
-    let _elsewhere = Socket::open_as(&node, "", &http::basic(OTHER)).await;
+    let _other_account = Socket::open_as(&node, "", &http::basic(OTHER)).await;
     let whole = all(&node, "/api/connections", "connections", KEY).await;
     assert_eq!(whole.len(), 7);
     let times: Vec<_> = whole.iter().map(|row| row["connectedAt"].as_u64().expect("a time")).collect();
@@ -189,7 +189,7 @@ async fn closing_a_client_ends_all_its_connections_and_no_other() {
     let mut text = Socket::open_as(&node, "?clientId=a/b", &http::basic(KEY)).await;
     let mut binary = Socket::open_as(&node, "?clientId=a/b&format=msgpack", &http::basic(KEY)).await;
     let mut other_client = Socket::open_as(&node, "?clientId=a", &http::basic(KEY)).await;
-    let mut nobody = Socket::open_as(&node, "", &http::basic(KEY)).await;
+    let mut anonymous = Socket::open_as(&node, "", &http::basic(KEY)).await;
     let mut other_account = Socket::open_as(&node, "?clientId=a/b", &http::basic(SECOND)).await;
     let answer = close(&node, "a%2Fb", &http::basic(KEY)).await;
     assert_eq!((answer.status, answer.json()), (200, json!({"closed": 2})));
@@ -197,9 +197,9 @@ async fn closing_a_client_ends_all_its_connections_and_no_other() {
         let (frames, ended) = socket.to_end(SOON).await;
         let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
         assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
-        assert_eq!(ended, Ended::Closed(4003));
+        assert_eq!(ended, SocketEnd::Closed(4003));
     }
-    for socket in [&mut other_client, &mut nobody, &mut other_account] {
+    for socket in [&mut other_client, &mut anonymous, &mut other_account] {
         assert_eq!(socket.ask(json!({"op": 0})).await["op"], 0);
     }
     assert_eq!(close(&node, "a%2Fb", &http::basic(KEY)).await.json(), json!({"closed": 0}));

@@ -7,7 +7,7 @@ mod narrowing;
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Response, http};
 
-/// Of the first account of the tenant, of its second, and of another tenant.
+/// Key of the tenant's first account. The next ones are of its second account, and of another tenant.
 const KEY: &str = "secret-one.k1";
 const SECOND: &str = "secret-two.k2";
 const OTHER: &str = "secret-other.k3";

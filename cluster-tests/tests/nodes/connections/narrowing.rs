@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Socket, history, http, wait_until};
 use serde_json::json;
 
 use super::KEY;
 
-/// By then what is attached follows the directory.
+/// Greatest time until attached channels follow a change of the directory.
 const LIVE: Duration = Duration::from_secs(5);
 const READ: &str = r#"{ "*" = ["subscribe", "history"], "chat" = ["subscribe", "publish", "presence"] }"#;
 
@@ -68,12 +68,12 @@ async fn a_token_beyond_its_key_is_closed_and_one_within_it_goes_on() {
     let (frames, ended) = beyond.to_end(LIVE).await;
     let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
     assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40100)));
-    assert_eq!(ended, Ended::Closed(4001));
+    assert_eq!(ended, SocketEnd::Closed(4001));
     within.publish("chat", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wider_key_is_wider_at_once_for_who_is_connected() {
+async fn widened_key_applies_at_once_to_connected_clients() {
     let node = Node::start(NodeOptions::default().directory(directory(READ), KEY)).await;
     let mut socket = Socket::open(&node, "").await;
     let publish = json!({"op": 13, "channel": "news", "data": 1});

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fanfare_cluster_tests::Socket;
 use serde_json::Value;
 
-/// What somebody has seen of one channel whose messages count up from 0.
+/// State of a client that follows one channel whose messages count up from 0.
 pub(crate) struct Follower {
     pub(crate) channel: String,
     pub(crate) serial: Value,

@@ -1,8 +1,9 @@
-//! Who a client is over its sockets.
+//! Identity of a client over its sockets.
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
+use fanfare_cluster_tests::waits::time_passes;
 use fanfare_cluster_tests::{Directory, NodeOptions, http};
 
 use super::*;
@@ -16,7 +17,7 @@ fn id_of(socket: &Socket) -> &Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lost_connection_is_taken_up() {
+async fn lost_connection_is_resumed_with_its_connection_id() {
     let node = node().await;
     let first = Socket::open(&node, "?clientId=ann").await;
     assert_eq!(first.connected["resumed"], false);
@@ -38,7 +39,7 @@ async fn a_lost_connection_is_taken_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_socket_still_open_is_told_and_ended() {
+async fn open_socket_is_notified_and_closed_on_session_takeover() {
     let node = node().await;
     // One of the two is another shard's, wherever the first one went.
     for _ in 0..4 {
@@ -48,10 +49,10 @@ async fn a_socket_still_open_is_told_and_ended() {
         assert_eq!((id_of(&second), &second.connected["resumed"]), (id_of(&first), &json!(true)));
         let (frames, ended) = first.to_end(Duration::from_secs(5)).await;
         let last = frames.last().expect("a last word");
-        assert_eq!((&last["op"], &last["code"], ended), (&json!(7), &json!(40800), Ended::Closed(4001)));
+        assert_eq!((&last["op"], &last["code"], ended), (&json!(7), &json!(40800), SocketEnd::Closed(4001)));
         let mut third = Socket::open(&node, &format!("?{}", resume_of(&first))).await;
         assert_eq!(id_of(&third), id_of(&first), "a key of an earlier epoch");
-        assert_eq!(second.to_end(Duration::from_secs(5)).await.1, Ended::Closed(4001));
+        assert_eq!(second.to_end(Duration::from_secs(5)).await.1, SocketEnd::Closed(4001));
         third.attach("a").await;
     }
 }
@@ -92,7 +93,7 @@ async fn after_the_window_it_is_another_connection() {
     // Each try that succeeds takes it up anew, and so the pause between tries must pass the window.
     let mut pause = Duration::from_millis(250);
     loop {
-        tokio::time::sleep(pause).await;
+        time_passes(pause).await;
         pause *= 2;
         let next = Socket::open(&node, &format!("?{resume}")).await;
         if next.connected["resumed"] == false {
@@ -113,7 +114,7 @@ async fn at_the_ceiling_of_its_tenant_a_connection_is_taken_over() {
     for _ in 0..3 {
         let second = Socket::open(&node, &format!("?{}", resume_of(&first))).await;
         assert_eq!(second.connected["resumed"], true);
-        assert_eq!(first.to_end(Duration::from_secs(5)).await.1, Ended::Closed(4001));
+        assert_eq!(first.to_end(Duration::from_secs(5)).await.1, SocketEnd::Closed(4001));
         first = second;
     }
 }

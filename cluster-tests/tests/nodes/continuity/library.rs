@@ -1,15 +1,17 @@
-//! What the client library keeps over lost links, beside what it is given: its publishes, its name and its members.
+//! State that the client library keeps over lost connections, beside deliveries: its publishes, its client id
+//! and its members.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_client::{Client, Credential, Draft, Event, Key, Options, Reconnect, TokenSource};
+use fanfare_cluster_tests::waits::pace;
 use fanfare_cluster_tests::{Proxy, SOON, clock, history, http, wait_until};
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::*;
 
@@ -51,7 +53,7 @@ async fn client_publishes_over_cut_links_are_stored_once_in_order() {
         sent
     });
     for _ in 0..CUTS {
-        sleep(Duration::from_millis(50)).await;
+        pace(Duration::from_millis(50)).await;
         proxy.cut();
         while !matches!(next(&mut client).await, Event::Connected(_)) {}
     }
@@ -67,7 +69,7 @@ async fn client_publishes_over_cut_links_are_stored_once_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_with_all_its_channels_comes_back_as_who_it_was() {
+async fn client_library_resumes_its_session_with_all_channels() {
     const CHANNELS: usize = 200;
 
     let node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
@@ -107,8 +109,8 @@ async fn a_client_with_all_its_channels_comes_back_as_who_it_was() {
         assert_eq!(watcher.next().await["messages"][0]["data"], turn);
     }
     client.leave("c0", None).await.expect("left");
-    let told = watcher.next().await;
-    assert_eq!(told["presence"][0]["action"], "leave", "and nothing before it: {told}");
+    let change = watcher.next().await;
+    assert_eq!(change["presence"][0]["action"], "leave", "and nothing before it: {change}");
     client.close().await.expect("closed");
 }
 
@@ -156,8 +158,8 @@ async fn slow_application_continues_without_missing_messages() {
     let filler = "x".repeat(4_000);
     let node = node().await;
     let proxy = Proxy::to(node.addr()).await;
-    let few = Options { events_max: 4, ..options(&node, &proxy) };
-    let mut client = Client::connect(few).await.expect("connected");
+    let small_queue = Options { events_max: 4, ..options(&node, &proxy) };
+    let mut client = Client::connect(small_queue).await.expect("connected");
     client.attach("a").await.expect("attached");
     let mut publisher = Socket::open(&node, "").await;
     for first in (0..MESSAGES).step_by(50) {

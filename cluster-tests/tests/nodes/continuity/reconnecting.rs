@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use fanfare_client::{Client, Credential, Draft, Ending, Event, Options, Reconnect};
 use fanfare_cluster_tests::Proxy;
+use fanfare_cluster_tests::waits::pace;
 use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::*;
 
@@ -65,15 +66,15 @@ async fn publish_until_seen(mut publisher: Socket, until: Instant, mut seen: wat
 
 async fn cut_again_and_again(proxy: Proxy, until: Instant) -> Proxy {
     while Instant::now() < until {
-        sleep(moment()).await;
+        pace(moment()).await;
         proxy.cut();
     }
     proxy
 }
 
-/// What somebody has seen of the numbers.
+/// Numbers that a client has received.
 #[derive(Default, Debug)]
-struct Sight {
+struct ReceivedTrace {
     /// The number that must come next.
     next: u64,
     /// Numbers may be missing before the next one, as the client was told.
@@ -85,7 +86,7 @@ struct Sight {
     slow: u64,
 }
 
-impl Sight {
+impl ReceivedTrace {
     fn take(&mut self, event: Event) {
         match event {
             Event::Messages(delivery) => {
@@ -114,7 +115,7 @@ impl Sight {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn client_sees_each_message_once_in_order_or_is_told() {
+async fn client_gets_each_message_once_in_order_or_continuity_loss() {
     let node = Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await;
     let proxy = Proxy::to(node.addr()).await;
     let reconnect = Reconnect { delay_min: Duration::from_millis(50), delay_max: Duration::from_millis(500) };
@@ -130,7 +131,7 @@ async fn client_sees_each_message_once_in_order_or_is_told() {
     let mut cutting = JoinSet::new();
     cutting.spawn(cut_again_and_again(proxy, until));
 
-    let mut sight = Sight::default();
+    let mut sight = ReceivedTrace::default();
     loop {
         let event = tokio::select! {
             biased;
@@ -162,7 +163,7 @@ async fn publish_over_all(publisher: Client, until: Instant, seen: watch::Receiv
         if Instant::now() < until {
             published = number + 1;
         } else {
-            sleep(Duration::from_millis(100)).await;
+            pace(Duration::from_millis(100)).await;
         }
         while under_way.len() >= if published == number + 1 { UNDER_WAY } else { 1 } {
             under_way.pop_front().expect("not empty").await.expect("stored");
@@ -180,7 +181,7 @@ async fn cut_and_kill(node: &mut Node, links: [Proxy; 2], until: Instant) -> ([P
     const KILL_AFTER: Duration = Duration::from_secs(4);
     let (mut kill_at, mut kills) = (Instant::now() + KILL_AFTER, 0);
     while Instant::now() < until {
-        sleep(moment()).await;
+        pace(moment()).await;
         links[0].cut();
         if Instant::now() >= kill_at {
             links.iter().for_each(Proxy::turn_away);
@@ -215,7 +216,7 @@ async fn every_message_is_seen_once_and_in_order_also_over_restarts() {
     let (cutting, mut cut) = (cut_and_kill(&mut node, links, until), None);
     tokio::pin!(cutting);
 
-    let mut sight = Sight::default();
+    let mut sight = ReceivedTrace::default();
     let published = loop {
         let event = tokio::select! {
             biased;

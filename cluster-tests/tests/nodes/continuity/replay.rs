@@ -1,6 +1,9 @@
-//! What a position is worth on one running node.
+//! Resume from a position on one running node.
+
+use std::time::Duration;
 
 use fanfare_cluster_tests::SOON;
+use fanfare_cluster_tests::waits::pace;
 use tokio::task::JoinSet;
 
 use super::*;
@@ -48,7 +51,7 @@ async fn the_serial_of_any_ack_is_a_position() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_position_that_says_nothing_here_is_told_so() {
+async fn unusable_serial_gets_resumed_false() {
     let node = node().await;
     let mut socket = Socket::open(&node, "").await;
     let foreign = fanfare_proto::serial::Serial::single(7, 1).to_string();
@@ -67,7 +70,7 @@ async fn a_position_that_says_nothing_here_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn own_messages_are_not_given_again_to_who_wants_no_echo() {
+async fn replay_skips_own_messages_of_a_client_without_echo() {
     let node = node().await;
     let mut socket = Socket::open(&node, "?echo=false").await;
     let mut other = Socket::open(&node, "").await;
@@ -134,8 +137,8 @@ async fn a_detach_ends_a_replay() {
     assert_eq!(follower.next, Some(5_000));
 }
 
-/// Its socket is writable again only when a good part of what the kernel holds is read, which takes longer than the time
-/// that a client may take nothing.
+/// A slow reader's socket is writable again only when a good part of the kernel's buffer is read. That takes
+/// longer than a client may take nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
     let node = Node::start(unlimited().limit("outbox_stall_ms", 700).limit("ring_bytes", 256 << 20)).await;
@@ -152,7 +155,7 @@ async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
     follower.next = Some(0);
     for _ in 0..60 {
         follower.take(&socket.next().await);
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        pace(Duration::from_millis(100)).await;
     }
     follower.read_to(&mut socket, 399).await;
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use fanfare_cluster_tests::waits::time_passes;
 use fanfare_cluster_tests::{Directory, directory, http, wait_until};
-use tokio::time::sleep;
 
 use super::stored::{SOON, begin, resume};
 use super::*;
@@ -54,7 +54,7 @@ async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
 
 /// The identity of a connection over several restarts.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_is_taken_up_after_several_restarts() {
+async fn connection_is_resumed_after_several_restarts() {
     let mut node = node().await;
     let socket = Socket::open(&node, "").await;
     let (id, key) = (socket.connected["connectionId"].clone(), socket.connected["connectionKey"].clone());
@@ -73,7 +73,7 @@ async fn a_long_run_is_the_end_of_those_before() {
     let follower = begin(&node, "a").await;
     node.restart().await;
     // What is missed is kept for twice the window; that this has passed is looked for every tenth of a second.
-    sleep(Duration::from_secs(3)).await;
+    time_passes(Duration::from_secs(3)).await;
     node.restart().await;
     let mut socket = Socket::open(&node, "").await;
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use fanfare_cluster_tests::waits::time_passes;
 use fanfare_cluster_tests::{Directory, directory, history, http};
 use tokio::task::JoinSet;
-use tokio::time::sleep;
 
 use super::*;
 
@@ -25,7 +25,7 @@ async fn numbers(socket: &mut Socket, channel: &str, count: usize) -> Vec<u64> {
     numbers
 }
 
-/// From the store, where nobody was attached, and from the recent messages where somebody is.
+/// A rewind reads the store if no client was attached, and else the replay buffer.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_messages_come_first_and_then_what_follows() {
     let node = node().await;
@@ -69,7 +69,7 @@ async fn a_time_reaches_as_far_as_it_says() {
     let node = node().await;
     let mut publisher = Socket::open(&node, "").await;
     publish(&mut publisher, "a", 0..5).await;
-    sleep(Duration::from_millis(1_500)).await;
+    time_passes(Duration::from_millis(1_500)).await;
     publish(&mut publisher, "a", 5..8).await;
     let mut socket = Socket::open(&node, "").await;
     attach_back(&mut socket, "a", "1s").await;
@@ -79,7 +79,7 @@ async fn a_time_reaches_as_far_as_it_says() {
     assert_eq!(numbers(&mut socket, "a", 8).await, (0..8).collect::<Vec<_>>());
 }
 
-/// In the middle of it the link is lost: the rest comes with the position of what was seen.
+/// A client loses its connection in the middle of a rewind. Its last position brings the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_is_resumed_where_it_was_cut() {
     let mut node = node().await;
@@ -146,7 +146,7 @@ async fn cut_to_the_window(is_recent: bool) {
         Socket::open(&node, "").await.attach("a").await;
     }
     publish(&mut publisher, "a", 0..5).await;
-    sleep(Duration::from_millis(1_500)).await;
+    time_passes(Duration::from_millis(1_500)).await;
     publish(&mut publisher, "a", 5..8).await;
     for (rewind, is_warned) in [("1s", false), ("1m", true), ("5", true), ("3", false)] {
         let authorization = http::basic("s.sub");
@@ -174,7 +174,7 @@ async fn without_history_it_gives_what_is_recent() {
     }
 }
 
-/// What is given again is not published again.
+/// A rewind delivers messages again, and does not publish them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_is_not_stored() {
     let node = node().await;

@@ -1,9 +1,9 @@
-//! What a position is worth when the recent messages do not reach back to it, or the node has been started anew.
+//! Resume from a position before the replay buffer, or from before a restart of the node.
 
 use std::time::Duration;
 
+use fanfare_cluster_tests::waits::{throughout, time_passes};
 use fanfare_cluster_tests::{Directory, NodeOptions, directory, history, http, wait_until};
-use tokio::time::sleep;
 
 use super::*;
 
@@ -49,7 +49,7 @@ async fn resume_beyond_replay_buffer_replays_from_store() {
     }
 }
 
-/// What is replayed is what was published, byte for byte, but for the position.
+/// A replayed message is the published one, byte for byte, but for the position.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stored_message_is_what_it_was() {
     let node = Node::start(forgetful()).await;
@@ -115,7 +115,7 @@ async fn a_restart_loses_nothing_that_was_acknowledged() {
 
 /// The identity of a connection and its place in a channel, both over a restart.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_is_taken_up_after_a_restart() {
+async fn connection_and_channel_are_resumed_after_a_restart() {
     let mut node = node().await;
     let mut socket = Socket::open(&node, "").await;
     let mut follower = Follower::begin("a", &socket.attach("a").await);
@@ -132,17 +132,17 @@ async fn a_connection_is_taken_up_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_its_window_a_restart_is_told() {
+async fn resume_after_a_restart_and_the_window_gets_resumed_false() {
     let mut node = Node::start(unlimited().limit("resume_window_ms", 200)).await;
     let follower = begin(&node, "a").await;
     node.restart().await;
     // What is missed is kept for twice the window.
-    sleep(Duration::from_millis(500)).await;
+    time_passes(Duration::from_millis(500)).await;
     let mut socket = Socket::open(&node, "").await;
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
 }
 
-/// Where the store has not what was missed, nobody is told that it was all.
+/// A client whose missed messages are not in the store is not told `resumed: true`.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_history_the_ring_is_all_there_is() {
     let account = Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false");
@@ -159,7 +159,7 @@ async fn without_history_the_ring_is_all_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_the_directory_since_the_restart_is_told() {
+async fn history_off_since_the_restart_gets_resumed_false() {
     let directory =
         |rule: &str| Directory::default().account("acme").channels(rule).key("k", "s", directory::ALL);
     let on = "pattern = \"a\"\nhistory = true";
@@ -176,9 +176,10 @@ async fn a_change_of_the_directory_since_the_restart_is_told() {
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
 }
 
-/// What the run before delivered while the channel kept nothing is not in the store, whenever that ended.
+/// The incarnation before delivered messages while the channel kept no history. They are not in the store,
+/// whenever history began again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_of_the_directory_in_the_run_before_is_told() {
+async fn history_off_in_previous_incarnation_gets_resumed_false() {
     let directory =
         |rule: &str| Directory::default().account("acme").channels(rule).key("k", "s", directory::ALL);
     let (on, off) = ("pattern = \"a\"\nhistory = true", "pattern = \"a\"\nhistory = false");
@@ -190,7 +191,7 @@ async fn a_change_of_the_directory_in_the_run_before_is_told() {
         let mut publisher = Socket::open(&node, "").await;
         publish(&mut publisher, "a", 10..20).await;
         // What has changed is looked for every tenth of a second.
-        sleep(Duration::from_secs(1)).await;
+        time_passes(Duration::from_secs(1)).await;
         if ends_while_running {
             node.replace_directory(&directory(on));
             wait_until(SOON, "history is on again", async || has_history(&node).await).await;
@@ -209,7 +210,7 @@ async fn has_history(node: &Node) -> bool {
     !history::read_all(node.addr(), &node.key(), "a", "").await.is_empty()
 }
 
-/// What is listed up to where an attach began, and what it then delivers, are everything, also over a restart.
+/// History up to an attach, and the deliveries after it, together have every message, also over a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn list_and_live_join_over_a_restart() {
     let mut node = node().await;
@@ -293,17 +294,19 @@ async fn a_long_replay_waits_for_its_reader() {
         assert_eq!(attach_after(&mut socket, "large", &follower.serial).await["resumed"], true);
         sockets.push(socket);
     }
-    sleep(Duration::from_millis(500)).await;
-    let grown = node.resident_bytes().saturating_sub(before);
-    // Each would hold 60 MB.
-    assert!(grown < 100 << 20, "{grown} bytes for 20 readers that do not read");
+    throughout(Duration::from_millis(500), async || {
+        let grown = node.resident_bytes().saturating_sub(before);
+        // Each would hold 60 MB.
+        assert!(grown < 100 << 20, "{grown} bytes for 20 readers that do not read");
+    })
+    .await;
     let mut socket = sockets.pop().expect("one of them");
     follower.read_to(&mut socket, 2_009).await;
 }
 
 /// Everybody is back at once after a restart, and has missed something on some channels and nothing on others.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_herd_is_resumed_after_a_restart() {
+async fn connection_storm_after_a_restart_is_resumed() {
     const SOCKETS: usize = 200;
     const CHANNELS: usize = 10;
     let mut node = node().await;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use fanfare_cluster_tests::waits::time_passes;
 use fanfare_cluster_tests::{Directory, directory, http, wait_until};
-use tokio::time::sleep;
 
 use super::stored::SOON;
 use super::*;
@@ -33,7 +33,7 @@ async fn subscriber_lost_far_behind_resumes_with_all_messages() {
     }
     publish(&mut publisher, "a", 5..15).await;
     // Nobody reads for longer than recent messages are kept.
-    sleep(Duration::from_secs(3)).await;
+    time_passes(Duration::from_secs(3)).await;
     let mut lost = Vec::new();
     for (reader, follower) in readers {
         lost.push((resuming(&reader), follower));
@@ -73,7 +73,7 @@ async fn subscriber_far_behind_on_an_open_socket_resumes_with_all() {
         readers.push((reader, follower));
     }
     publish(&mut publisher, "a", 0..10).await;
-    sleep(Duration::from_secs(3)).await;
+    time_passes(Duration::from_secs(3)).await;
     for (reader, mut follower) in readers {
         let mut socket = Socket::open(&node, &resuming(&reader)).await;
         let answer = attach_after(&mut socket, "a", &follower.serial).await;
@@ -92,7 +92,7 @@ async fn subscriber_lost_again_before_reading_resumes_with_all() {
     let mut follower = Follower::begin("a", &socket.attach("a").await);
     publish(&mut publisher, "a", 0..10).await;
     for _ in 0..2 {
-        sleep(Duration::from_millis(2_500)).await;
+        time_passes(Duration::from_millis(2_500)).await;
         let query = resuming(&socket);
         cut(socket);
         wait_until(SOON, "the node to notice", async || connections(&node).await == 1).await;
@@ -124,7 +124,7 @@ async fn without_the_history_a_position_reaches_back_to_the_window() {
         if resumed == true {
             assert_eq!(socket.message("a").await["messages"][0]["data"], 1);
         }
-        sleep((WINDOW + Duration::from_millis(200)).saturating_sub(published.elapsed())).await;
+        time_passes((WINDOW + Duration::from_millis(200)).saturating_sub(published.elapsed())).await;
         assert_eq!(ask(&node, "s.listen").await.0, false);
         let (resumed, _socket) = ask(&node, "s.all").await;
         assert!(resumed == true || published.elapsed() > 2 * WINDOW, "the history may be read anyway");

@@ -250,15 +250,15 @@ async fn each_limit_of_a_socket_is_counted() {
         socket.to_end(SOON).await.1
     };
     let nested = format!("{{\"op\":0,\"x\":{}{}}}", "[".repeat(64), "]".repeat(64));
-    assert_eq!(closed(raw::frame(FIN | TEXT, nested.as_bytes())).await, Ended::Closed(1002));
+    assert_eq!(closed(raw::frame(FIN | TEXT, nested.as_bytes())).await, SocketEnd::Closed(1002));
     assert_hit(&node, seen, "nesting").await;
-    assert_eq!(closed(raw::frame(FIN | TEXT, &[b' '; 5001])).await, Ended::Closed(1009));
+    assert_eq!(closed(raw::frame(FIN | TEXT, &[b' '; 5001])).await, SocketEnd::Closed(1009));
     assert_hit(&node, seen, "socket_message_bytes").await;
     let fragments = [raw::frame(TEXT, b" "), raw::frame(CONTINUATION, b" ").repeat(4)].concat();
-    assert_eq!(closed(fragments).await, Ended::Closed(1009));
+    assert_eq!(closed(fragments).await, SocketEnd::Closed(1009));
     assert_hit(&node, seen, "socket_message_fragments").await;
-    assert_eq!(closed(raw::frame(TEXT, b" ")).await, Ended::Closed(1009));
+    assert_eq!(closed(raw::frame(TEXT, b" ")).await, SocketEnd::Closed(1009));
     assert_hit(&node, seen, "socket_message_ms").await;
-    assert_eq!(closed(raw::frame(FIN | raw::PING, b"p").repeat(11)).await, Ended::Closed(1008));
+    assert_eq!(closed(raw::frame(FIN | raw::PING, b"p").repeat(11)).await, SocketEnd::Closed(1008));
     assert_hit(&node, seen, "pings_per_second").await;
 }

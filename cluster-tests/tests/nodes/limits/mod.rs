@@ -47,7 +47,7 @@ mod settings;
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::raw::{self, FIN};
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{
     Directory, Node, NodeOptions, Raw, Response, SOON, Socket, clock, forge, history, http, wait_until,
 };
@@ -132,7 +132,7 @@ async fn a_socket_message_of_exactly_its_limit_passes() {
         socket.raw().write(&frame(524_289)).await;
         let (frames, ended) = socket.to_end(SOON).await;
         assert_eq!(frames.iter().map(brief).collect::<Vec<_>>(), [(7, Some(40000))], "{format}");
-        assert_eq!(ended, Ended::Closed(1009), "{format}");
+        assert_eq!(ended, SocketEnd::Closed(1009), "{format}");
     }
 }
 
@@ -173,7 +173,7 @@ async fn sixty_four_levels_of_nesting_pass_and_one_more_does_not() {
         socket.send(&frame(65)).await;
         let (frames, ended) = socket.to_end(SOON).await;
         assert_eq!(frames.iter().map(brief).collect::<Vec<_>>(), [(7, Some(40000))], "{format}");
-        assert_eq!(ended, Ended::Closed(1002), "{format}");
+        assert_eq!(ended, SocketEnd::Closed(1002), "{format}");
     }
 }
 
@@ -311,7 +311,7 @@ async fn ten_pings_in_a_second_pass_and_an_eleventh_does_not() {
     socket.raw().write(&pings(11)).await;
     let (frames, ended) = socket.to_end(SOON).await;
     assert_eq!(frames.iter().map(brief).collect::<Vec<_>>(), [(7, Some(40000))]);
-    assert_eq!(ended, Ended::Closed(1008));
+    assert_eq!(ended, SocketEnd::Closed(1008));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! What may wait for a client that reads nothing, and for how long.
+//! Bounds of what waits for a client that reads nothing, in bytes and time.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const DELIVERED: &str = "fanfare_deliveries_total";
 const ENDED: &str = "fanfare_slow_consumers_total";
-/// Of the data of each message; its frame is a little longer.
+/// Size of the data of each message; its frame is a little longer.
 const BYTES: usize = 65_000;
 
 async fn count(node: &Node, name: &str) -> usize {

@@ -130,13 +130,13 @@ async fn pages_batches_and_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_client_is_given_up_after_the_grace() {
+async fn silent_client_is_closed_after_the_heartbeat_timeout() {
     let node = Node::start(options().limit("heartbeat_ms", 100).limit("heartbeat_grace_ms", 100)).await;
     let mut socket = Socket::open(&node, "").await;
     let began = std::time::Instant::now();
     // The default of the grace is longer.
     let (_, ended) = socket.to_end(Duration::from_secs(9)).await;
-    assert_ne!(ended, Ended::Silence);
+    assert_ne!(ended, SocketEnd::Silence);
     assert!(began.elapsed() >= Duration::from_millis(300), "twice the heartbeat and the grace");
     assert_eq!(node.metric("fanfare_limit_hits_total{limit=\"heartbeat_ms\"}").await, 1.0);
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::python::PIKA;
-use fanfare_cluster_tests::rabbitmq::Taken;
+use fanfare_cluster_tests::rabbitmq::QueueConsumer;
 use fanfare_cluster_tests::{
-    Directory, Node, NodeOptions, Proxy, RabbitMq, Running, SOON, python, wait_until,
+    Directory, Node, NodeOptions, Proxy, RabbitMq, RunningCommand, SOON, python, wait_until,
 };
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
 use lapin::types::FieldTable;
@@ -28,9 +28,9 @@ async fn asking(folder: &Path) -> Option<(RabbitMq, Proxy)> {
     Some((broker, relay))
 }
 
-async fn consume_as(broker: &RabbitMq, user: &str, queue: &str) -> lapin::Result<Taken> {
+async fn consume_as(broker: &RabbitMq, user: &str, queue: &str) -> lapin::Result<QueueConsumer> {
     let connection = Connection::connect(&broker.url_as(user), ConnectionProperties::default()).await?;
-    Taken::from(connection, queue).await
+    QueueConsumer::from(connection, queue).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +104,7 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     let counted = async || node.metric("fanfare_queue_connections_closed_total").await >= 1.0;
     wait_until(SOON, "the count of closed connections", counted).await;
     assert!(node.metric("fanfare_broker_checks_total").await >= 10.0);
-    assert_refusals_are_told(&node).await;
+    assert_refusals_logged(&node).await;
     let log = node.log();
     assert!(
         !log.contains(ADMIN_TOKEN) && !log.contains("secret.k1") && !log.contains("guest:guest"),
@@ -115,8 +115,8 @@ async fn key_consumes_its_own_queues_and_nothing_else() {
     node.assert_no_panic();
 }
 
-/// Of a node that has refused users of the broker for each of these reasons.
-async fn assert_refusals_are_told(node: &Node) {
+/// Asserts that a node reports each reason for which it has refused users of the broker.
+async fn assert_refusals_logged(node: &Node) {
     for (reason, key) in [
         ("bad_secret", "k1"),
         ("revoked_key", "gone"),
@@ -128,9 +128,9 @@ async fn assert_refusals_are_told(node: &Node) {
     ] {
         let counter = format!("fanfare_broker_refusals_total{{reason=\"{reason}\"}}");
         assert!(node.metric(&counter).await >= 1.0, "{reason}");
-        let parts = ["user of the broker refused", reason, key];
-        let is_told = async || node.log().lines().any(|line| parts.iter().all(|part| line.contains(part)));
-        wait_until(SOON, &format!("the line of {reason} and {key}"), is_told).await;
+        let parts = ["broker user refused", reason, key];
+        let is_logged = async || node.log().lines().any(|line| parts.iter().all(|part| line.contains(part)));
+        wait_until(SOON, &format!("the line of {reason} and {key}"), is_logged).await;
     }
     let counter = "fanfare_broker_refusals_total{reason=\"other_vhost\"}";
     assert_eq!(node.metric(counter).await, 0.0);
@@ -149,7 +149,7 @@ async fn program_of_the_guide_consumes_with_a_key() {
     relay.turn_to(node.admin());
     make(&node, "jobs").await;
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guides/consume/consume.py");
-    let run = |user: &str| Running::other(&python, &[program, &broker.url_as(user), "acme:jobs"]);
+    let run = |user: &str| RunningCommand::other(&python, &[program, &broker.url_as(user), "acme:jobs"]);
     let consumer = run("k1:secret");
     publish(&node, "orders:1", json!({"data": {"total": 7}})).await;
     let printed = async |total: u64| {

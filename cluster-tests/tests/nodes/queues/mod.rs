@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::rabbitmq::TakenMessage;
+use fanfare_cluster_tests::rabbitmq::ConsumedMessage;
 use fanfare_cluster_tests::{
     Cassandra, Directory, Node, NodeOptions, RabbitMq, Response, SOON, Socket, http, wait_until,
 };
@@ -73,7 +73,7 @@ async fn publish(node: &Node, channel: &str, message: Value) {
     assert_eq!(answer["op"], 1, "{channel}: {answer}");
 }
 
-fn data(message: &TakenMessage) -> Value {
+fn data(message: &ConsumedMessage) -> Value {
     message.envelope["items"][0]["data"].clone()
 }
 
@@ -265,7 +265,7 @@ async fn calls_are_refused_with_status_and_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pause_bound_and_missing_queue_lose_nothing_owed() {
+async fn paused_bounded_or_missing_queue_loses_no_due_message() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let node = node(&broker).await;
     let id = make(&node, "q").await;

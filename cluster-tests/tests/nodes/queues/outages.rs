@@ -1,6 +1,6 @@
 //! Queues while their broker fails: what they are owed waits in the outbox.
 
-use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, Running, SOON, wait_until};
+use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, RunningCommand, SOON, wait_until};
 use serde_json::{Value, json};
 
 use super::{KEY, RECOVERED, call, data, directory, make, node, publish};
@@ -13,7 +13,7 @@ pub(super) async fn behind(relay: &Proxy, broker: &RabbitMq, options: NodeOption
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn queues_and_what_they_are_owed_survive_a_kill() {
+async fn queues_and_their_undelivered_messages_survive_a_kill() {
     let Some(broker) = tokio::task::spawn_blocking(|| RabbitMq::start(None)).await.expect("started") else {
         return;
     };
@@ -44,7 +44,7 @@ async fn queues_and_what_they_are_owed_survive_a_kill() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_without_a_broker_keeps_what_queues_are_owed() {
+async fn node_without_a_broker_keeps_undelivered_queue_messages() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let mut node = node(&broker).await;
     make(&node, "q").await;
@@ -87,14 +87,14 @@ async fn outbox_of_a_dead_node_is_drained_into_its_queue() {
     let drain = async |environment: &[(&str, &str)]| {
         let of_folder = [("FANFARE_DATA_DIR", folder)];
         let arguments = ["outbox", "drain", "--patience", "30s"];
-        let mut drain = Running::start_with(&[&of_folder[..], environment].concat(), &arguments);
+        let mut drain = RunningCommand::start_with(&[&of_folder[..], environment].concat(), &arguments);
         (drain.ended_within(RECOVERED).await.code(), drain.stdout(), drain.stderr())
     };
-    let (code, _, told) = drain(&[]).await;
+    let (code, _, errors) = drain(&[]).await;
     assert_eq!(code, Some(1), "without a broker");
-    assert!(told.concat().contains("--amqp-url"), "{told:?}");
-    let (code, lines, told) = drain(&addresses).await;
-    assert_eq!(code, Some(0), "{lines:?} {told:?}");
+    assert!(errors.concat().contains("--amqp-url"), "{errors:?}");
+    let (code, lines, errors) = drain(&addresses).await;
+    assert_eq!(code, Some(0), "{lines:?} {errors:?}");
     let mut consumer = broker.consume("acme:q").await;
     for number in 0..5 {
         assert_eq!(data(&consumer.next().await), number);

@@ -47,7 +47,7 @@ async fn bound_and_queue_are_put_back_without_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_an_account_that_is_gone_wait_and_are_told() {
+async fn events_of_a_removed_account_wait_and_are_logged() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let relay = Proxy::to(broker.addr()).await;
     let node = behind(&relay, &broker, NodeOptions::default()).await;
@@ -66,7 +66,7 @@ async fn events_of_an_account_that_is_gone_wait_and_are_told() {
     absent(3.0).await;
     let lines = || {
         let log = node.log();
-        log.lines().filter(|line| line.contains("the directory does not have their target")).count()
+        log.lines().filter(|line| line.contains("target not in the directory")).count()
     };
     wait_until(SOON, "the line", async || lines() > 0).await;
     relay.turn_to(broker.addr());

@@ -1,13 +1,13 @@
 //! Connecting, heartbeats, attaching, publishing, formats, the end.
 
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Node, SOON, clock};
 use serde_json::{Value, json};
 
 use super::{EVERYTHING, node, options, token, with_token};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connected_says_who_and_how() {
+async fn connected_carries_the_client_id_and_settings() {
     let node = node().await;
     let socket = Socket::open(&node, "?clientId=ann%20b").await;
     let connected = &socket.connected;
@@ -144,7 +144,7 @@ async fn message_pack_says_the_same_both_ways() {
     }
     assert_eq!(as_packed, plain.message("formats").await);
     packed.raw().send(0x81, b"{\"op\":0}").await;
-    assert_eq!(packed.to_end(SOON).await.1, Ended::Closed(1002), "a text frame under MessagePack");
+    assert_eq!(packed.to_end(SOON).await.1, SocketEnd::Closed(1002), "a text frame under MessagePack");
 
     let mut fixed = Socket::open(&node, "?format=msgpack").await;
     fixed.raw().send(0x82, b"\x82\xA2op\x00\xA2id\xA1h").await;
@@ -158,5 +158,5 @@ async fn a_clean_end_is_closed_with_1000() {
     let mut socket = Socket::open(&node, "").await;
     socket.send(&json!({"op": 5})).await;
     assert_eq!(socket.next().await, json!({"op": 6}));
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(1000));
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(1000));
 }

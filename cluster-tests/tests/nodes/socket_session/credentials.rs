@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, Raw, SOON, clock, http};
 use serde_json::{Value, json};
 
@@ -98,11 +98,11 @@ async fn a_token_is_asked_for_and_its_expiry_ends_the_connection() {
     assert_eq!(end["code"], 40142);
     assert!(end["reconnectAfterMs"].is_u64(), "{end}");
     assert!(clock::now_ms() >= expires, "not before it expires");
-    assert_eq!(socket.to_end(SOON).await.1, Ended::Closed(4001));
+    assert_eq!(socket.to_end(SOON).await.1, SocketEnd::Closed(4001));
 
     let mut refreshed = with_token(&node, "", &token(EVERYTHING, None, 3)).await;
     refreshed.ask(json!({"op": 15, "accessToken": token(EVERYTHING, None, 600)})).await;
     let (frames, ended) = refreshed.to_end(Duration::from_secs(5)).await;
-    assert_eq!(ended, Ended::Silence, "{frames:?}");
+    assert_eq!(ended, SocketEnd::Silence, "{frames:?}");
     refreshed.publish("alive", json!({})).await;
 }

@@ -1,7 +1,7 @@
-//! What is refused, and what is ended.
+//! Requests that are refused, and connections that are ended.
 
 use fanfare_client::{Client, Credential, Draft, Event, Options};
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Node, Raw, SOON, history, http};
 use serde_json::json;
 
@@ -123,7 +123,7 @@ async fn a_slow_consumer_is_ended_and_the_others_get_everything() {
     let (frames, ended) = slow.to_end(SOON).await;
     assert!(frames.len() < MESSAGES, "the slow one did not get all of it");
     // The close frame stands behind what waits in the kernel, and may come no more.
-    assert!(matches!(ended, Ended::Closed(4008) | Ended::Gone), "{ended:?}");
+    assert!(matches!(ended, SocketEnd::Closed(4008) | SocketEnd::Gone), "{ended:?}");
     let grown = node.resident_bytes().saturating_sub(before);
     assert!(grown < 64 * 1024 * 1024, "a slow consumer cost {grown} bytes");
     node.assert_well().await;

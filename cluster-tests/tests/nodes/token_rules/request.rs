@@ -30,7 +30,7 @@ impl Request {
         }
     }
 
-    /// What is signed, in order.
+    /// Gives the signed fields in their order.
     pub(crate) fn fields(&self) -> [String; 6] {
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), Into::into);
         let (ttl, capability) = (text(&self.ttl), text(&self.capability));

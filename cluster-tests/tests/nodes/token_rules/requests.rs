@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::request::{Request, exchange, nonce};
 use super::{MAC_ERROR, SECRET, node};
 
-/// What it is, the key in the path, the body, the status, and what the error says.
+/// A case: its name, the key in the path, the body, the status, and the text of the error.
 type Case = (&'static str, &'static str, Value, u16, &'static str);
 
 fn signatures() -> Vec<Case> {
@@ -54,7 +54,8 @@ fn times() -> Vec<Case> {
 }
 
 fn contents() -> Vec<Case> {
-    let wants = |capability: &str| Request { capability: json!(capability), ..Request::new() }.signed();
+    let with_capability =
+        |capability: &str| Request { capability: json!(capability), ..Request::new() }.signed();
     let is = |client_id: Value| Request { client_id, ..Request::new() }.signed();
     let once = |nonce: String| Request { nonce, ..Request::new() }.signed();
     let narrow = |capability: &str| {
@@ -62,20 +63,20 @@ fn contents() -> Vec<Case> {
             .signed()
     };
     vec![
-        ("an empty capability", "k1", wants(""), 200, ""),
+        ("an empty capability", "k1", with_capability(""), 200, ""),
         ("an empty clientId", "k1", is(json!("")), 200, ""),
         ("a newline in the clientId", "k1", is(json!("ann\n1")), 400, ""),
         ("a clientId *", "k1", is(json!("*")), 400, ""),
         ("a clientId of 256", "k1", is(json!("c".repeat(256))), 200, ""),
         ("a clientId of 257", "k1", is(json!("c".repeat(257))), 400, ""),
         ("a clientId that is a number", "k1", is(json!(5)), 400, ""),
-        ("a capability that is no JSON", "k1", wants("all"), 400, ""),
-        ("an unknown operation", "k1", wants(r#"{"*":["subscribe","fly"]}"#), 400, ""),
-        ("no operations", "k1", wants(r#"{"*":[]}"#), 400, ""),
-        ("an empty map", "k1", wants("{}"), 400, ""),
-        ("an empty pattern", "k1", wants(r#"{"":["subscribe"]}"#), 400, ""),
-        ("a pattern twice", "k1", wants(r#"{"a":["subscribe"],"a":["publish"]}"#), 400, ""),
-        ("an operation that is no list", "k1", wants(r#"{"*":"subscribe"}"#), 400, ""),
+        ("a capability that is no JSON", "k1", with_capability("all"), 400, ""),
+        ("an unknown operation", "k1", with_capability(r#"{"*":["subscribe","fly"]}"#), 400, ""),
+        ("no operations", "k1", with_capability(r#"{"*":[]}"#), 400, ""),
+        ("an empty map", "k1", with_capability("{}"), 400, ""),
+        ("an empty pattern", "k1", with_capability(r#"{"":["subscribe"]}"#), 400, ""),
+        ("a pattern twice", "k1", with_capability(r#"{"a":["subscribe"],"a":["publish"]}"#), 400, ""),
+        ("an operation that is no list", "k1", with_capability(r#"{"*":"subscribe"}"#), 400, ""),
         ("no nonce", "k1", without("nonce"), 400, ""),
         ("a nonce of 15", "k1", once("n".repeat(15)), 400, ""),
         ("a nonce of 16", "k1", once("n".repeat(16)), 200, ""),

@@ -63,7 +63,7 @@ impl Jwt {
         self.claim("x-service-capability", capability)
     }
 
-    fn who(self, client_id: Value) -> Self {
+    fn client_id(self, client_id: Value) -> Self {
         self.claim("x-service-client-id", client_id)
     }
 
@@ -71,7 +71,7 @@ impl Jwt {
         self.kid(json!("narrow")).secret("narrow").may(json!(capability))
     }
 
-    /// As the console signs for a human.
+    /// Makes a token as the console signs it for a person.
     fn console() -> Self {
         let claims = json!({"iss": "console", "sub": "u1", "email": "a@b.c", "session_id": "s"});
         Self { claims, ..Self::new().header(json!({"alg": "HS256"})) }.times(0, 600)
@@ -82,7 +82,7 @@ impl Jwt {
     }
 }
 
-/// What it is, the token, and whether it is accepted.
+/// A case: its name, the token, and whether the node accepts it.
 type Case = (&'static str, String, bool);
 
 fn signatures() -> Vec<Case> {
@@ -160,7 +160,7 @@ fn nested(depth: usize) -> Value {
 fn contents() -> Vec<Case> {
     let jwt = Jwt::new;
     vec![
-        ("with a clientId", jwt().who(json!("ann")).sign(), true),
+        ("with a clientId", jwt().client_id(json!("ann")).sign(), true),
         ("with an unknown claim", jwt().claim("more", json!(1)).sign(), true),
         ("for this service", jwt().claim("aud", json!("chat")).sign(), true),
         ("for this service and others", jwt().claim("aud", json!(["other", "chat"])).sign(), true),
@@ -180,16 +180,16 @@ fn contents() -> Vec<Case> {
         ("within its key", jwt().narrow(r#"{"chat:a":["subscribe"]}"#).sign(), true),
         ("beyond its key", jwt().narrow(r#"{"*":["subscribe"]}"#).sign(), false),
         ("an operation beyond its key", jwt().narrow(r#"{"chat:a":["publish"]}"#).sign(), false),
-        ("an empty clientId", jwt().who(json!("")).sign(), false),
-        ("a clientId *", jwt().who(json!("*")).sign(), false),
-        ("a newline in the clientId", jwt().who(json!("ann\n")).sign(), false),
-        ("a long clientId", jwt().who(json!("c".repeat(257))).sign(), false),
-        ("a clientId that is a number", jwt().who(json!(5)).sign(), false),
+        ("an empty clientId", jwt().client_id(json!("")).sign(), false),
+        ("a clientId *", jwt().client_id(json!("*")).sign(), false),
+        ("a newline in the clientId", jwt().client_id(json!("ann\n")).sign(), false),
+        ("a long clientId", jwt().client_id(json!("c".repeat(257))).sign(), false),
+        ("a clientId that is a number", jwt().client_id(json!(5)).sign(), false),
     ]
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tokens_signed_elsewhere_are_judged_by_rule() {
+async fn externally_signed_tokens_are_judged_by_rule() {
     let node = Node::start(options().environment("FANFARE_AUDIENCE", "chat")).await;
     let mut refusal: Option<Response> = None;
     for (what, token, accepted) in [signatures(), times(), contents()].concat() {

@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 /// The state of one channel.
 #[derive(Debug, Default)]
-pub struct Place {
+pub struct ChannelSequence {
     pub serial: Option<Value>,
     /// The next number. A client accepts any first number.
     pub next: Option<u64>,
     /// A `resumed: false` has come since the last message.
-    pub is_told: bool,
+    pub is_loss_reported: bool,
     /// The `resumed: false` covers the numbers below: they were acknowledged before it.
-    told_below: u64,
+    loss_covers_below: u64,
     has: BTreeSet<u64>,
     /// Numbers that a gap after a `resumed: false` skipped. They may come late.
     lost: BTreeSet<u64>,
@@ -23,42 +23,42 @@ pub struct Place {
     first: BTreeMap<u64, Instant>,
 }
 
-impl Place {
+impl ChannelSequence {
     /// Returns the age of a message that the client has had before.
-    pub fn again(&mut self, number: u64) -> Option<Duration> {
+    pub fn age_of_duplicate(&mut self, number: u64) -> Option<Duration> {
         let first = self.first.get(&number).map(Instant::elapsed);
         self.first.entry(number).or_insert_with(Instant::now);
         first
     }
 
     /// The client is told a loss when so many messages are acknowledged.
-    pub fn tell(&mut self, acknowledged: u64) {
-        self.is_told = true;
-        self.told_below = acknowledged;
+    pub fn report_loss(&mut self, acknowledged: u64) {
+        self.is_loss_reported = true;
+        self.loss_covers_below = acknowledged;
         // A client begins anew then, and may receive older messages again.
         self.has.clear();
     }
 
     /// Returns the number of messages that a told gap skipped, or the broken invariant.
-    pub fn take(&mut self, number: u64, is_unsure: bool) -> Result<u64, &'static str> {
+    pub fn take(&mut self, number: u64, is_in_doubt: bool) -> Result<u64, &'static str> {
         if self.has.contains(&number) {
-            return if is_unsure { Ok(0) } else { Err("came twice") };
+            return if is_in_doubt { Ok(0) } else { Err("came twice") };
         }
         let next = self.next.unwrap_or(number);
-        if number < next && is_unsure {
+        if number < next && is_in_doubt {
             // A second attempt under the same id says nothing of what follows it.
             return Ok(0);
         }
-        if number < next && !self.is_told {
+        if number < next && !self.is_loss_reported {
             // A late message of a told gap.
             return if self.lost.remove(&number) { Ok(0) } else { Err("came late") };
         }
-        if number > next.max(self.told_below) && !self.is_told {
+        if number > next.max(self.loss_covers_below) && !self.is_loss_reported {
             return Err("silent gap");
         }
         self.lost.extend(next..number);
         self.has.insert(number);
-        (self.next, self.is_told) = (Some(number + 1), false);
+        (self.next, self.is_loss_reported) = (Some(number + 1), false);
         Ok(number.saturating_sub(next))
     }
 }
@@ -70,12 +70,12 @@ mod tests {
     /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false` that comes when all before are
     /// acknowledged.
     fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
-        let mut place = Place::default();
+        let mut sequence = ChannelSequence::default();
         let mut missing = 0;
         for number in numbers {
             match number {
-                Some(number) => missing += place.take(*number, false)?,
-                None => place.tell(place.next.unwrap_or(0)),
+                Some(number) => missing += sequence.take(*number, false)?,
+                None => sequence.report_loss(sequence.next.unwrap_or(0)),
             }
         }
         Ok(missing)
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn told_loss_restarts_the_sequence_and_counts_missing_messages() {
+    fn reported_loss_restarts_sequence_and_counts_missing_messages() {
         assert_eq!(found(&[Some(4), None, Some(7), Some(8)]), Ok(2));
         assert_eq!(found(&[Some(4), None, Some(7), Some(6)]), Ok(2), "it comes late, and was told");
         assert_eq!(found(&[Some(4), Some(5), None, Some(4), Some(5)]), Ok(0));
@@ -98,24 +98,24 @@ mod tests {
     }
 
     #[test]
-    fn told_loss_covers_what_was_acknowledged_before_it() {
-        let mut place = Place::default();
-        assert_eq!(place.take(4, false), Ok(0));
-        place.tell(9);
-        assert_eq!(place.take(5, false), Ok(0), "it comes late");
-        assert_eq!(place.take(9, false), Ok(3));
-        assert_eq!(place.take(7, false), Ok(0), "as does this one");
-        assert_eq!(place.take(11, false), Err("silent gap"));
+    fn reported_loss_covers_messages_acknowledged_before_it() {
+        let mut sequence = ChannelSequence::default();
+        assert_eq!(sequence.take(4, false), Ok(0));
+        sequence.report_loss(9);
+        assert_eq!(sequence.take(5, false), Ok(0), "it comes late");
+        assert_eq!(sequence.take(9, false), Ok(3));
+        assert_eq!(sequence.take(7, false), Ok(0), "as does this one");
+        assert_eq!(sequence.take(11, false), Err("silent gap"));
     }
 
     #[test]
     fn message_republished_under_its_id_may_come_twice() {
-        let mut place = Place::default();
-        assert_eq!(place.take(0, false), Ok(0));
-        assert_eq!(place.take(1, true), Ok(0));
-        assert_eq!(place.take(1, true), Ok(0));
-        assert_eq!(place.take(2, false), Ok(0));
-        place.tell(3);
-        assert_eq!((place.take(1, true), place.next), (Ok(0), Some(3)), "all before it are there");
+        let mut sequence = ChannelSequence::default();
+        assert_eq!(sequence.take(0, false), Ok(0));
+        assert_eq!(sequence.take(1, true), Ok(0));
+        assert_eq!(sequence.take(1, true), Ok(0));
+        assert_eq!(sequence.take(2, false), Ok(0));
+        sequence.report_loss(3);
+        assert_eq!((sequence.take(1, true), sequence.next), (Ok(0), Some(3)), "all before it are there");
     }
 }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, told};
+use fanfare_cluster_tests::cluster::{Cluster, cut_off, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::socket::Ended;
+use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Directory, Node, Response, SOON, Socket, http, wait_for, wait_until};
 use serde_json::{Value, json};
 
-/// Of the account whose client is closed, and of another one.
+/// Key of the account whose client is closed. The next one is of another account.
 const KEY: &str = "secret.k1";
 const OTHER: &str = "secret.k2";
-/// What a node has logged is read by then.
+/// Time in which the log of a node is read.
 const LOGGED_WITHIN: Duration = Duration::from_millis(500);
 
 async fn cluster() -> Cluster {
@@ -33,7 +33,7 @@ async fn assert_closed(socket: &mut Socket) {
     let (frames, ended) = socket.to_end(SOON).await;
     let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
     assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
-    assert_eq!(ended, Ended::Closed(4003));
+    assert_eq!(ended, SocketEnd::Closed(4003));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -69,21 +69,21 @@ async fn connection_closed_through_another_node_cannot_be_resumed() {
     let [n0, n1, _] = cluster.nodes() else { panic!("three nodes were started") };
     let mut socket = Socket::open(n0, "?clientId=ann").await;
     let text = |connected: &Value, name: &str| connected[name].as_str().expect("a text").to_owned();
-    let former = text(&socket.connected, "connectionId");
+    let previous = text(&socket.connected, "connectionId");
     let query = format!("?clientId=ann&resume={}", text(&socket.connected, "connectionKey"));
     assert_eq!(close(n1, "ann").await.json(), json!({"closed": 1}));
     assert_closed(&mut socket).await;
     let fresh = Socket::open(n0, &query).await;
-    assert_ne!(text(&fresh.connected, "connectionId"), former);
+    assert_ne!(text(&fresh.connected, "connectionId"), previous);
 }
 
-/// Whoever asks is told, and asks again: once a node is declared dead it has no connections.
+/// The caller gets 503 and asks again: once a node is declared down it has no connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
     let mut cluster = cluster().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let mut reached = [Socket::open(n0, "?clientId=ann").await, Socket::open(n1, "?clientId=ann").await];
-    let mut unreached = Socket::open(n2, "?clientId=ann").await;
+    let mut partitioned = Socket::open(n2, "?clientId=ann").await;
     n2.pause();
     assert_eq!(close(n0, "ann").await.status, 503);
     for socket in &mut reached {
@@ -94,10 +94,10 @@ async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
         (answer.status == 200).then_some(answer)
     });
     assert_eq!(dead.await.json(), json!({"closed": 0}));
-    n2.resume_anew(1).await;
+    n2.resume_until_restarted(1).await;
     // It was asked before, and does so if it comes to that before it begins anew.
-    let ended = unreached.to_end(SOON).await.1;
-    assert!(matches!(ended, Ended::Gone | Ended::Closed(_)), "{ended:?}");
+    let ended = partitioned.to_end(SOON).await.1;
+    assert!(matches!(ended, SocketEnd::Gone | SocketEnd::Closed(_)), "{ended:?}");
     wait_until(SOON, "all to be asked", async || close(n0, "ann").await.json() == json!({"closed": 0})).await;
 }
 
@@ -106,7 +106,7 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
-        let mut unreached = Socket::open(&nodes[0], "?clientId=ann").await;
+        let mut partitioned = Socket::open(&nodes[0], "?clientId=ann").await;
         let mut reached = Socket::open(&nodes[2], "?clientId=ann").await;
         let cuts = cut_off(&network, nodes);
         assert_eq!(close(&nodes[1], "ann").await.status, 503);
@@ -116,15 +116,15 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
             (answer.status == 200).then_some(answer)
         });
         assert_eq!(dead.await.json(), json!({"closed": 0}));
-        let death = ("n0".to_owned(), "a node is dead".to_owned());
-        let is_dead = async || told(&nodes[1]).contains(&death);
+        let death = ("n0".to_owned(), "peer is down".to_owned());
+        let is_dead = async || peer_log_events(&nodes[1]).contains(&death);
         wait_until(
             LOGGED_WITHIN,
             "what was told before: it is asked for as long as it may be alive",
             is_dead,
         )
         .await;
-        assert_eq!(unreached.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");
+        assert_eq!(partitioned.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");
         drop(cuts);
         cluster.until_linked().await;
         // What was asked first may have waited for the link, and have closed it by now.
@@ -132,6 +132,6 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
         assert_eq!(answer.status, 200);
         let closed = answer.json()["closed"].as_u64().expect("a count");
         assert!(closed <= 1, "{closed}");
-        assert_closed(&mut unreached).await;
+        assert_closed(&mut partitioned).await;
     });
 }

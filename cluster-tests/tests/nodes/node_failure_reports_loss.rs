@@ -1,20 +1,15 @@
 //! A node dies: whoever may have missed something of it is told, and nobody else.
 
-use std::time::Duration;
-
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
 use fanfare_cluster_tests::network::isolated;
-use fanfare_cluster_tests::traffic::{Publishers, Subscriber};
+use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber};
 use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 const STAYED: &str = "there from the beginning";
-/// The tests beside it are over by then.
-const AT_REST_WITHIN: Duration = Duration::from_secs(60);
 
-async fn until_dead(node: &Node, other: &str) {
-    let is_dead = || told(node).iter().any(|(of, said)| of == other && said == "a node is dead");
+async fn until_down(node: &Node, other: &str) {
+    let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == other && said == "peer is down");
     wait_until(SOON, "the death to be known", async || is_dead()).await;
 }
 
@@ -25,20 +20,15 @@ async fn attach_after(node: &Node, serial: &Value) -> (Socket, Value) {
     (socket, attached)
 }
 
-/// What the client is told before anything else.
-async fn next_told(socket: &mut Socket) -> (Value, Value) {
+/// Gives the loss that the client must be told first: its channel and serial.
+async fn next_loss(socket: &mut Socket) -> (Value, Value) {
     let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
     assert_eq!((&frame["op"], &frame["resumed"]), (&json!(9), &json!(false)), "{frame}");
     (frame["channel"].clone(), frame["serial"].clone())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn loss_is_told_only_in_channels_the_down_node_published_in() {
-    wait_until(AT_REST_WITHIN, "it to be told there alone", is_told_where_it_had_published).await;
-}
-
-/// False when it was told elsewhere too, and nobody was resumed, as on a machine that is too busy for it to be known.
-async fn is_told_where_it_had_published() -> bool {
+async fn loss_is_reported_only_in_channels_a_down_node_published_in() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n1, "").await;
@@ -56,7 +46,7 @@ async fn is_told_where_it_had_published() -> bool {
     Socket::open(n0, "").await.publish("room", json!({"data": 3})).await;
     there.message("room").await;
     n0.kill();
-    let mut channels = vec![next_told(&mut there).await.0];
+    let mut channels = vec![next_loss(&mut there).await.0];
     publisher.publish("another", json!({"data": 4})).await;
     loop {
         let frame = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
@@ -67,25 +57,22 @@ async fn is_told_where_it_had_published() -> bool {
     }
     assert!(channels.contains(&json!("room")), "{channels:?}");
     // All that it had acknowledged is here, so whoever comes back gets that.
-    until_dead(n1, "n0").await;
+    until_down(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;
-    let is_known = attached["resumed"] == true;
-    if is_known {
-        assert_eq!(channels, ["room", "another"]);
-        assert_eq!(back.message("room").await["messages"][0]["data"], 3);
-    }
-    is_known
+    assert_eq!(attached["resumed"], true, "{attached}");
+    assert_eq!(channels, ["room", "another"]);
+    assert_eq!(back.message("room").await["messages"][0]["data"], 3);
 }
 
-/// Nobody else wanted the channel, so nobody has what it published there last.
+/// No other node had interest in the channel, so none has its last messages.
 #[tokio::test(flavor = "multi_thread")]
-async fn loss_of_messages_only_a_down_node_had_is_told_on_every_node() {
+async fn loss_of_messages_only_a_down_node_had_is_reported_by_all() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
-    let serial = missed_on(n0, n1).await;
+    let serial = serial_before_missed_message(n0, n1).await;
     n0.kill();
     assert_eq!(attach_after(n1, &serial).await.1["resumed"], false);
-    until_dead(n2, "n0").await;
+    until_down(n2, "n0").await;
     assert_eq!(attach_after(n2, &serial).await.1["resumed"], false);
     cluster.restart(0).await;
     cluster.until_linked().await;
@@ -98,44 +85,36 @@ async fn loss_of_messages_only_a_down_node_had_is_told_on_every_node() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_after_node_failure_replays_what_a_peer_received() {
-    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_what_another_node_has_heard).await;
-}
-
-/// False when it was told a loss, as on a machine that is too busy for it to be known that there is none.
-async fn is_given_what_another_node_has_heard() -> bool {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     Socket::open(n2, "").await.attach("room").await;
-    let serial = missed_on(n0, n1).await;
+    let serial = serial_before_missed_message(n0, n1).await;
     n0.kill();
     let (mut back, attached) = attach_after(n1, &serial).await;
-    if attached["resumed"] != true {
-        return false;
-    }
+    assert_eq!(attached["resumed"], true, "{attached}");
     assert_eq!(back.message("room").await["messages"][0]["data"], 2);
-    until_dead(n1, "n0").await;
+    until_down(n1, "n0").await;
     Socket::open(n2, "").await.publish("room", json!({"data": 3})).await;
     let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-    frame["op"] == 13 && frame["messages"][0]["data"] == 3
+    assert_eq!(frame["messages"][0]["data"], 3, "{frame}");
 }
 
 /// Nothing is missing: what stands in the serial of the node that dies are numbers without a message, of which the other nodes know.
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_without_messages_after_node_failure_is_true() {
     for is_first in [true, false] {
-        wait_until(AT_REST_WITHIN, "it to be resumed", async || is_resumed_over_numbers(is_first).await)
-            .await;
+        check_resume_over_sequence_gaps(is_first).await;
     }
 }
 
-/// False as above. Numbers are given in another channel before the first death, and in this one for a death before.
-async fn is_resumed_over_numbers(is_first: bool) -> bool {
+/// Numbers are given in another channel before the first death, and in this one for a death before.
+async fn check_resume_over_sequence_gaps(is_first: bool) {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     if !is_first {
         n2.kill();
         for node in [&*n0, &*n1] {
-            until_dead(node, "n2").await;
+            until_down(node, "n2").await;
         }
     }
     let mut there = Socket::open(n1, "").await;
@@ -145,30 +124,19 @@ async fn is_resumed_over_numbers(is_first: bool) -> bool {
     }
     let serial = Socket::open(n0, "").await.attach("room").await["serial"].clone();
     n0.kill();
-    until_dead(n1, "n0").await;
+    until_down(n1, "n0").await;
     let (mut back, attached) = attach_after(n1, &serial).await;
-    if attached["resumed"] != true {
-        return false;
-    }
+    assert_eq!(attached["resumed"], true, "{attached}");
     Socket::open(n1, "").await.publish("room", json!({"data": 1})).await;
     for socket in [&mut there, &mut back] {
         let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-        if frame["op"] != 13 {
-            return false;
-        }
-        assert_eq!(frame["messages"][0]["data"], 1);
+        assert_eq!(frame["messages"][0]["data"], 1, "{frame}");
     }
-    true
 }
 
-/// There nobody was attached before, so a number without a message lies before what its recent messages are.
+/// No client was attached at the publishing node before, so a sequence gap lies before its replay buffer.
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_at_the_publishing_node_repeats_no_message() {
-    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice).await;
-}
-
-/// False as above.
-async fn is_given_nothing_twice() -> bool {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n1, "").await;
@@ -184,25 +152,16 @@ async fn is_given_nothing_twice() -> bool {
     }
     n2.kill();
     let (mut back, attached) = attach_after(n0, &serial).await;
-    if attached["resumed"] != true {
-        return false;
-    }
+    assert_eq!(attached["resumed"], true, "{attached}");
     publisher.publish("room", json!({"data": 3})).await;
     let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-    if frame["op"] == 13 {
-        assert_eq!(frame["messages"][0]["data"], 3, "{frame}");
-    }
-    frame["op"] == 13
+    assert_eq!(frame["messages"][0]["data"], 3, "{frame}");
 }
 
-/// Nobody was attached on the first node that it comes to, and on the second one somebody was all the time.
+/// The client resumes at a node where no client was attached, then at one where a client was attached all the
+/// time.
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_on_two_nodes_after_node_failure_repeats_no_message() {
-    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_further_on).await;
-}
-
-/// False as above.
-async fn is_given_nothing_twice_further_on() -> bool {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n2, "").await;
@@ -219,28 +178,17 @@ async fn is_given_nothing_twice_further_on() -> bool {
     let mut publisher = Socket::open(n2, "").await;
     for (node, next) in [(&*n1, 3), (&*n2, 4)] {
         let (mut back, attached) = attach_after(node, &serial).await;
-        if attached["resumed"] != true {
-            return false;
-        }
-        until_dead(node, "n0").await;
+        assert_eq!(attached["resumed"], true, "{attached}");
+        until_down(node, "n0").await;
         publisher.publish("room", json!({"data": next})).await;
         let frame = back.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-        if frame["op"] != 13 {
-            return false;
-        }
         assert_eq!(frame["messages"][0]["data"], next, "{frame}");
         serial = frame["serial"].clone();
     }
-    true
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn resume_after_a_told_loss_repeats_no_message_on_a_third_node() {
-    wait_until(AT_REST_WITHIN, "it to be resumed", is_given_nothing_twice_after_a_loss).await;
-}
-
-/// False as above.
-async fn is_given_nothing_twice_after_a_loss() -> bool {
+async fn resume_after_continuity_loss_repeats_nothing_on_third_node() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
     let mut there = Socket::open(n2, "").await;
@@ -257,15 +205,13 @@ async fn is_given_nothing_twice_after_a_loss() -> bool {
     }
     n0.kill();
     // As if it had been given one more, of which nobody else has heard.
-    let Some(run) = serial.strip_suffix(".2") else { return false };
-    let (mut back, attached) = attach_after(n1, &json!(format!("{run}.3"))).await;
+    let incarnation = serial.strip_suffix(".2").expect("two messages of one incarnation");
+    let (mut back, attached) = attach_after(n1, &json!(format!("{incarnation}.3"))).await;
     assert_eq!(attached["resumed"], false, "{attached}");
-    // It begins behind what the others have of that run.
-    if !attached["serial"].as_str().is_some_and(|serial| serial.contains(run)) {
-        return false;
-    }
+    let serial = attached["serial"].as_str().expect("a serial");
+    assert!(serial.contains(incarnation), "the client goes on behind the peers' messages of it: {serial}");
     for node in [&*n1, &*n2] {
-        until_dead(node, "n0").await;
+        until_down(node, "n0").await;
     }
     let mut publisher = Socket::open(n2, "").await;
     publisher.publish("room", json!({"data": 2})).await;
@@ -274,11 +220,11 @@ async fn is_given_nothing_twice_after_a_loss() -> bool {
     publisher.publish("room", json!({"data": 3})).await;
     let frame = back.message("room").await;
     assert_eq!(frame["messages"][0]["data"], 3, "{frame} after {attached}");
-    attached["resumed"] == true
+    assert_eq!(attached["resumed"], true, "{attached}");
 }
 
 /// The serial of a client that was attached to one node, and has something of the other one, and not what came when it was away.
-async fn missed_on(node: &Node, other: &Node) -> Value {
+async fn serial_before_missed_message(node: &Node, other: &Node) -> Value {
     let mut away = Socket::open(node, "").await;
     away.attach("room").await;
     Socket::open(other, "").await.publish("room", json!({"data": 1})).await;
@@ -289,7 +235,7 @@ async fn missed_on(node: &Node, other: &Node) -> Value {
 }
 
 #[test]
-fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
+fn messages_acked_behind_a_partition_are_reported_lost_to_all() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
@@ -304,12 +250,12 @@ fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
         drop(away);
         let cuts = network.split(&[n0.host()], &[n1.host(), n2.host()]);
         publisher.publish("room", json!({"data": 2})).await;
-        until_dead(n1, "n0").await;
-        let (_, told) = next_told(&mut there).await;
+        until_down(n1, "n0").await;
+        let (_, loss_serial) = next_loss(&mut there).await;
         // Nobody knows whether more was published, and whether it comes yet.
         for node in [&*n1, &*n2] {
             assert_eq!(attach_after(node, &serial).await.1["resumed"], false);
-            assert_eq!(attach_after(node, &told).await.1["resumed"], false);
+            assert_eq!(attach_after(node, &loss_serial).await.1["resumed"], false);
         }
         let mut fresh = Socket::open(n1, "").await;
         fresh.attach("room").await;
@@ -317,9 +263,9 @@ fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
         drop(cuts);
         n0.restart().await;
         for socket in [&mut there, &mut fresh] {
-            assert_eq!(next_told(socket).await.0, "room", "now it is lost for good");
+            assert_eq!(next_loss(socket).await.0, "room", "now it is lost for good");
         }
-        for serial in [&serial, &told] {
+        for serial in [&serial, &loss_serial] {
             assert_eq!(attach_after(n1, serial).await.1["resumed"], false);
         }
         let (_, attached) = attach_after(n1, &fresh.attach("room").await["serial"]).await;
@@ -327,8 +273,8 @@ fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
         // It may not have found the others yet; then they are told when it has.
         let mut publisher = Socket::open(n0, "").await;
         publisher.publish("room", json!({"data": 3})).await;
-        let heard = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
-        assert!(heard["op"] == 13 || heard["resumed"] == false, "{heard}");
+        let received = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
+        assert!(received["op"] == 13 || received["resumed"] == false, "{received}");
         let is_linked = async || n0.metric("fanfare_peers_known").await == 2.0;
         wait_until(SOON, "it to have found the others", is_linked).await;
         publisher.publish("room", json!({"data": 4})).await;
@@ -336,9 +282,9 @@ fn messages_acked_behind_a_partition_are_told_as_loss_to_all() {
     });
 }
 
-/// It may have published there since it was heard of last.
+/// The node behind the partition may have published there since it was heard last.
 #[test]
-fn loss_behind_a_partition_is_told_without_earlier_publishes() {
+fn loss_behind_partition_is_reported_without_earlier_publishes() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
@@ -346,13 +292,13 @@ fn loss_behind_a_partition_is_told_without_earlier_publishes() {
         let mut there = Socket::open(n1, "").await;
         let serial = there.attach("room").await["serial"].clone();
         let cuts = network.split(&[n0.host()], &[n1.host()]);
-        until_dead(n0, "n1").await;
+        until_down(n0, "n1").await;
         publisher.publish("room", json!({"data": 1})).await;
-        let (channel, told) = next_told(&mut there).await;
+        let (channel, loss_serial) = next_loss(&mut there).await;
         assert_eq!(channel, "room");
         n0.kill();
         drop(cuts);
-        for serial in [&serial, &told] {
+        for serial in [&serial, &loss_serial] {
             assert_eq!(attach_after(n1, serial).await.1["resumed"], false);
         }
     });
@@ -360,7 +306,7 @@ fn loss_behind_a_partition_is_told_without_earlier_publishes() {
 
 /// A node that nobody has told of others serves at once.
 #[test]
-fn publishes_of_an_undiscovered_incarnation_are_told_as_loss() {
+fn publishes_of_undiscovered_incarnation_are_reported_as_loss() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
@@ -374,7 +320,7 @@ fn publishes_of_an_undiscovered_incarnation_are_told_as_loss() {
         let mut publisher = Socket::open(n0, "").await;
         publisher.publish("room", json!({"data": 1})).await;
         drop(cuts);
-        assert_eq!(next_told(&mut there).await.0, "room");
+        assert_eq!(next_loss(&mut there).await.0, "room");
         for node in [&*n0, &*n1] {
             let is_linked = async || node.metric("fanfare_peers_known").await == 1.0;
             wait_until(SOON, "it to have found the other", is_linked).await;
@@ -386,7 +332,7 @@ fn publishes_of_an_undiscovered_incarnation_are_told_as_loss() {
     });
 }
 
-/// What was on its way when it died came to some and not to others.
+/// Messages under way when the node went down reached some peers and not others.
 #[tokio::test(flavor = "multi_thread")]
 async fn under_load_nothing_is_missed_silently() {
     let mut cluster = Cluster::linked(3).await;
@@ -394,24 +340,24 @@ async fn under_load_nothing_is_missed_silently() {
     let mut subscribers = Subscriber::on_each(&nodes[..2], STAYED).await;
     let moving = Subscriber::on_each(nodes, "moves").await;
     let publishers = Publishers::on(nodes).await;
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     nodes[2].kill();
     for (at, subscriber) in moving.into_iter().enumerate() {
-        let heard = subscriber.leave().await;
-        subscribers.push(Subscriber::after(&nodes[at % 2], "moved at once", heard).await);
+        let received = subscriber.leave().await;
+        subscribers.push(Subscriber::after(&nodes[at % 2], "moved at once", received).await);
     }
-    until_dead(&nodes[1], "n2").await;
+    until_down(&nodes[1], "n2").await;
     let moved = subscribers.remove(0).leave().await;
     subscribers.push(Subscriber::after(&nodes[1], "moved later", moved).await);
     nodes[2].restart().await;
     cluster.until_linked().await;
-    sleep(Duration::from_secs(1)).await;
+    publishers.until_acked(LOAD).await;
     let mut acknowledged = publishers.end().await;
     // What the dead one acknowledged last may be missing, and that was told.
     acknowledged.retain(|(from, _), _| *from != 2);
     for subscriber in subscribers {
-        let (name, heard) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
-        assert!(heard.losses() > 0 || name != STAYED, "it was not told");
+        let (name, received) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);
+        assert!(received.losses() > 0 || name != STAYED, "it was not told");
     }
     for node in cluster.nodes() {
         node.assert_well().await;

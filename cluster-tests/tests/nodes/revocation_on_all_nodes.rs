@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
-use fanfare_cluster_tests::cluster::{Cluster, told};
+use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
-use fanfare_cluster_tests::socket::{Ended, Socket};
+use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Directory, Node, SOON, clock, http, wait_until};
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const KEY: &str = "secret.k1";
 /// How soon a connection of a revoked token is closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Of some age, so that the moment of a revocation lies clearly after it.
+/// Signs a token of some age, so that the moment of a revocation lies clearly after it.
 fn token(client_id: &str) -> String {
     let params = JwtParams {
         capability: r#"{"*":["subscribe","history"]}"#.into(),
@@ -42,13 +42,13 @@ async fn status(node: &Node, token: &str) -> u16 {
 
 async fn assert_closed(what: &str, socket: &mut Socket) {
     let (frames, ended) = socket.to_end(CLOSED_WITHIN).await;
-    assert_eq!(ended, Ended::Closed(4001), "{what}: {frames:?}");
-    let is_told = |frame: &Value| frame["op"] == 7 && frame["code"] == 40100;
-    assert!(frames.last().is_some_and(is_told), "{what}: {frames:?}");
+    assert_eq!(ended, SocketEnd::Closed(4001), "{what}: {frames:?}");
+    let is_refusal = |frame: &Value| frame["op"] == 7 && frame["code"] == 40100;
+    assert!(frames.last().is_some_and(is_refusal), "{what}: {frames:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_shut_out_of_every_node_and_nobody_else_is() {
+async fn only_the_revoked_client_is_shut_out_of_every_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let (ann, bob) = (token("ann"), token("bob"));
@@ -92,16 +92,16 @@ async fn starting_node_knows_earlier_revocations() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_node_knows_a_missed_revocation_soon_after() {
-    knows_after_a_pause(2, 0).await;
+    check_revocation_after_stall(2, 0).await;
 }
 
-/// It has no seeds, and knows the others all the same.
+/// The first node has no seeds, and knows the others all the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_node_knows_soon_after_it_stood_still() {
-    knows_after_a_pause(0, 2).await;
+async fn first_node_knows_a_revocation_right_after_a_stall() {
+    check_revocation_after_stall(0, 2).await;
 }
 
-async fn knows_after_a_pause(paused: usize, other: usize) {
+async fn check_revocation_after_stall(paused: usize, other: usize) {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
     let (name, paused, other) = (format!("n{paused}"), &nodes[paused], &nodes[other]);
@@ -109,14 +109,14 @@ async fn knows_after_a_pause(paused: usize, other: usize) {
     let mut socket = Socket::open_as(paused, "", &http::bearer(&ann)).await;
     paused.pause();
     wait_until(SOON, "its death to be noticed", async || {
-        told(other).contains(&(name.clone(), "a node is dead".into()))
+        peer_log_events(other).contains(&(name.clone(), "peer is down".into()))
     })
     .await;
     revoke(other, "ann").await;
-    paused.resume_anew(1).await;
+    paused.resume_until_restarted(1).await;
     assert_eq!(status(paused, &ann).await, 401, "it is let in when it has heard of it");
     let ended = socket.to_end(SOON).await.1;
-    assert!(matches!(ended, Ended::Gone | Ended::Closed(_)), "{ended:?}");
+    assert!(matches!(ended, SocketEnd::Gone | SocketEnd::Closed(_)), "{ended:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

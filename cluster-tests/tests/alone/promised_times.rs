@@ -1,0 +1,63 @@
+//! Times that a cluster promises, and keeps where its nodes get their time from the machine.
+
+use std::time::{Duration, Instant};
+
+use fanfare_cluster_tests::cluster::{Cluster, until_down};
+use fanfare_cluster_tests::directory::ALL;
+use fanfare_cluster_tests::{Directory, Node, SOON, Socket, http, wait_until};
+
+const KEY: &str = "secret.k1";
+/// The time from the last sign of a node until its peers hold it for dead.
+const DOWN_WITHIN: Duration = Duration::from_secs(3);
+/// The time from a new connection until all nodes count it for the ceiling of its tenant.
+const COUNTED_WITHIN: Duration = Duration::from_millis(250);
+
+async fn assert_down_in_time(silence: impl FnOnce(&mut Node)) {
+    let mut cluster = Cluster::linked(3).await;
+    let nodes = cluster.nodes();
+    let begun = Instant::now();
+    silence(&mut nodes[2]);
+    until_down(&nodes[..2], "n2").await;
+    let noticed = begun.elapsed();
+    assert!(noticed < DOWN_WITHIN, "{noticed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_node_is_down_within_three_seconds() {
+    assert_down_in_time(Node::kill).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stalled_node_is_down_within_three_seconds() {
+    assert_down_in_time(|node| node.pause()).await;
+}
+
+async fn connections(node: &Node) -> usize {
+    let (path, authorization) = ("/api/connections/count", http::basic(KEY));
+    let answer = http::request(node.addr(), "GET", path, &[("authorization", &authorization)], "").await;
+    let count = answer.json()["connections"].as_u64().expect("a count");
+    usize::try_from(count).expect("a few")
+}
+
+/// Half of the connections are counted everywhere in that time, whatever else the machine does. So each node
+/// admits beyond a ceiling only what comes within it.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_count_on_all_nodes_after_a_quarter_second() {
+    const ROUNDS: usize = 9;
+    let tenant = Directory::default().tenant("acme", Some(1_000)).account_of_tenant("acme-one");
+    let directory = tenant.key("k1", "secret", ALL);
+    let mut cluster = Cluster::linked_with(3, |options| options.directory(directory.clone(), KEY)).await;
+    let nodes = cluster.nodes();
+    let (mut open, mut times) = (Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        open.push(Socket::open(&nodes[round % 3], "").await);
+        let opened = Instant::now();
+        for node in &*nodes {
+            let is_counted = async || connections(node).await == open.len();
+            wait_until(SOON, "the connection to be counted", is_counted).await;
+        }
+        times.push(opened.elapsed());
+    }
+    times.sort();
+    assert!(times[ROUNDS / 2] <= COUNTED_WITHIN, "{times:?}");
+}
