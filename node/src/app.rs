@@ -45,7 +45,7 @@ use crate::edge::listener::{self, Acceptor, BoundAddress, HttpServices};
 use crate::edge::proxies::Proxies;
 use crate::edge::socket::{self, Shard, Shards};
 use crate::hub::Hub;
-use crate::model::Clock;
+use crate::model::{Clock, Limits};
 pub use crate::origin::backup::{BackupError, BackupSummary, check as check_backup};
 pub use crate::origin::history::CopyProgress;
 use crate::origin::history::HistoryStore;
@@ -136,14 +136,8 @@ impl App {
     /// Starts a node over the caller's store instead of the configured one; for tests.
     pub async fn start_over(config: Config, own: Option<Arc<dyn HistoryStore>>) -> Result<Self, StartError> {
         let metrics = telemetry::metrics();
-        let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
-        let clock = Clock::system();
-        let files = Arc::new(ClientFiles::open(&config.limits));
-        let limits = Arc::new(files.limits(&config.limits));
         let ExternalResources { clients, admin, admin_token, gossip } = ExternalResources::open(&config)?;
-        let node_id = files::node_id(&config)?;
-        traces::begin(&config, &node_id, &last_tasks)?;
-
+        let Foundation { tasks, last_tasks, clock, files, limits, node_id } = Foundation::open(&config)?;
         let (accounts, development_key) = open_accounts(&config)?;
         let store = store::open(&config, own, &node_id, &clock).await?;
         clock::begin(&clock, &config.data_dir, limits.clock_hold_ms, &tasks);
@@ -184,14 +178,7 @@ impl App {
             http: http_sender,
         };
         start_shards(&config, &shards, polls, &services, &tasks)?;
-        incarnations::record_policies(
-            &tasks,
-            &store,
-            &publisher,
-            &accounts,
-            recorded,
-            limits.resume_window_ms,
-        );
+        incarnations::record_policies(&tasks, &store, &services, &accounts, recorded);
         tasks.spawn("backlog", OnStop::Cancel, backlog_reader.run());
 
         let router = http::router(Arc::new(edge::ApiServices {
@@ -389,6 +376,28 @@ fn announce(config: &Config, node_id: &str, addresses: Addresses) -> Result<Path
     let [gossip, peer] = [gossip, peer].map(|address| address.map(tracing::field::display));
     tracing::info!(%listen, %admin, gossip, peer, node = %node_id, "node is up");
     Ok(node_file)
+}
+
+/// Parts that need no other part of the node.
+struct Foundation {
+    tasks: Arc<Tasks>,
+    last_tasks: Arc<Tasks>,
+    clock: Clock,
+    files: Arc<ClientFiles>,
+    limits: Arc<Limits>,
+    node_id: Arc<str>,
+}
+
+impl Foundation {
+    /// Opens them after the external resources, and starts to record traces.
+    fn open(config: &Config) -> Result<Self, StartError> {
+        let [tasks, last_tasks] = [(), ()].map(|()| Arc::new(Tasks::new(Handle::current())));
+        let files = Arc::new(ClientFiles::open(&config.limits));
+        let limits = Arc::new(files.limits(&config.limits));
+        let node_id = files::node_id(config)?;
+        traces::begin(config, &node_id, &last_tasks)?;
+        Ok(Self { tasks, last_tasks, clock: Clock::system(), files, limits, node_id })
+    }
 }
 
 /// Resources outside the node at which a start may fail. Acquired first, the data folder last, so that a failed start creates no folder.

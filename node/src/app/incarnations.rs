@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::StartError;
 use crate::accounts::Accounts;
 use crate::config::StoreKind;
+use crate::edge::socket::ShardServices;
 use crate::hub::Hub;
 use crate::origin::history::{HistoryCoverage, HistoryStore, PreviousIncarnation};
 use crate::publish::Publisher;
@@ -49,18 +50,17 @@ pub(super) async fn begin_incarnation(
 pub(super) fn record_policies(
     tasks: &Tasks,
     store: &Arc<dyn HistoryStore>,
-    publisher: &Publisher,
+    services: &ShardServices,
     accounts: &Arc<Accounts>,
     recorded: Option<HistoryCoverage>,
-    resume_window_ms: u64,
 ) {
     let (store, accounts) = (Arc::clone(store), Arc::clone(accounts));
-    let outlasts_after = Duration::from_millis(2 * resume_window_ms);
+    let outlasts_after = Duration::from_millis(2 * services.limits.resume_window_ms);
     // Only one change of the directory at a time asks.
     let (ask, asked) = mpsc::channel(1);
     let runtime = Handle::current();
     accounts.before_policy_change(move |policies| runtime.block_on(written_down(&ask, policies)));
-    let noting = record_changes(store, publisher.clone(), accounts, recorded, outlasts_after, asked);
+    let noting = record_changes(store, services.publisher.clone(), accounts, recorded, outlasts_after, asked);
     tasks.spawn("kept", OnStop::Cancel, noting);
 }
 

@@ -2,6 +2,7 @@
 
 pub(super) mod claims;
 pub(super) mod connections;
+mod ids;
 mod presence;
 #[cfg(test)]
 mod tests;
@@ -16,12 +17,13 @@ use fanfare_proto::serial::Serial;
 use serde_json::value::RawValue;
 
 use connections::{attached_count, connection_id, takeover, tenant_connections};
+use ids::{account_id, channel_key, client_id, is_id};
 
 use crate::hub::ReplayHandoff;
 use crate::model::{
-    AccountId, AttachedCount, ChannelKey, ChannelName, ClientId, ClientMessageIds, ClosedSession,
-    ForwardedMessages, ForwardedParts, ForwardedPresence, IdScope, RemoteMembersPage, Revocation,
-    SessionOwner, SessionTakeover, SocketlessTakeover, Stamp, StampedIds, check_name,
+    AccountId, AttachedCount, ChannelKey, ClientId, ClientMessageIds, ClosedSession, ForwardedMessages,
+    ForwardedParts, ForwardedPresence, IdScope, RemoteMembersPage, Revocation, SessionOwner, SessionTakeover,
+    SocketlessTakeover, Stamp, StampedIds,
 };
 pub use claims::{ClaimId, IdConflict, IdConflicts, NonceClaimAnswer, PeerNonce, PeerNoncePage};
 pub use presence::PresenceSyncMessage;
@@ -472,32 +474,4 @@ fn copied(messages: &[Bytes]) -> Vec<Bytes> {
 /// Converts the messages that a failed node stored but did not forward.
 pub(super) fn stored(key: &ChannelKey, stored: Vec<ForwardedParts>) -> Vec<ForwardedMessages> {
     stored.into_iter().map(|parts| ForwardedMessages::new(key.clone(), parts)).collect()
-}
-
-/// Reads a channel key. Only its form is checked: the peer has applied the limits of its clients.
-fn channel_key(channel: v1::Channel) -> Result<ChannelKey, MalformedItem> {
-    let v1::Channel { account, name } = channel;
-    let account = account_id(&account)?;
-    if check_name(&name, NAME_BYTES_MAX).is_err() || name.starts_with('[') {
-        return Err(MalformedItem("a bad channel"));
-    }
-    Ok(ChannelKey::new(account, ChannelName::stored(&name)))
-}
-
-fn account_id(account: &str) -> Result<AccountId, MalformedItem> {
-    if !is_id(account) {
-        return Err(MalformedItem("a bad account"));
-    }
-    Ok(AccountId::new(account))
-}
-
-/// True for a well-formed id of an account or a tenant.
-fn is_id(id: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    !id.is_empty() && id.len() <= 64 && id.bytes().all(plain)
-}
-
-fn client_id(id: &str) -> Result<ClientId, MalformedItem> {
-    check_name(id, NAME_BYTES_MAX).map_err(|_| MalformedItem("a bad clientId"))?;
-    Ok(ClientId::stored(id))
 }

@@ -8,6 +8,15 @@ use super::source::{self, Tree, is_ident, line_of, words};
 const PAGE: &str = "docs/glossary.md";
 /// Names of types that many modules may have.
 const SHARED: [&str; 4] = ["Error", "State", "Options", "Config"];
+/// Names of libraries and of settings, which are not ours to choose or are in use.
+const GIVEN: [&str; 6] = [
+    "dead_node_grace_period",
+    "floor",
+    "floor_char_boundary",
+    "heartbeat_grace_ms",
+    "marked_for_deletion_grace_period",
+    "presence_grace_ms",
+];
 const KEYWORDS: [&str; 5] = ["struct", "enum", "trait", "type", "union"];
 
 /// Refused part of a name → the word to use.
@@ -51,6 +60,9 @@ impl Glossary {
 
     /// A refused part is one or several whole words of the name.
     fn fault_of(&self, name: &str) -> Option<(&str, &str)> {
+        if GIVEN.contains(&name) {
+            return None;
+        }
         let name = format!("_{}_", snake(name));
         let fault = self.0.iter().find(|(part, _)| name.contains(&format!("_{part}_")));
         fault.map(|(part, word)| (part.as_str(), word.as_str()))

@@ -46,7 +46,7 @@ const RULES: &[Rule] = &[
             "node/src/origin/history/embedded/members.rs",
             "node/src/origin/history/embedded/export.rs",
             "node/src/origin/history/scylla/members.rs",
-            "node/src/cluster/inbound.rs",
+            "node/src/cluster/inbound/ids.rs",
         ],
         reason: "a channel is named through auth::Principal::channel, with its account, by a peer, or read back from where it was stored",
     },

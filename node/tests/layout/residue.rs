@@ -3,6 +3,8 @@
 use crate::source::{Tree, code_only, is_ident, line_of, words};
 
 const ENDINGS: &[&str] = &[".bak", ".orig", ".rej", ".log", ".tmp", ".out", ".swp"];
+/// The contents of the site, as mdBook calls them.
+const CONTENTS: &str = "docs/site/SUMMARY.md";
 const PAPERS: &[&str] = &["PLAN", "NOTES", "AUDIT", "SUMMARY", "STATUS", "REPORT"];
 // Split, so that this file is clean by its own rules.
 const OPEN_ENDS: &[&str] =
@@ -32,7 +34,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
 
 fn is_residue(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
-    let paper = name.ends_with(".md") && PAPERS.iter().any(|paper| name.starts_with(paper));
+    let paper =
+        name.ends_with(".md") && path != CONTENTS && PAPERS.iter().any(|paper| name.starts_with(paper));
     paper || name.ends_with('~') || ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 

@@ -2,6 +2,7 @@ use fanfare_proto::peer::Items;
 
 use super::super::link::PeerItem;
 use super::*;
+use crate::model::ChannelName;
 
 /// Changes a valid item by one fault at a time.
 #[test]

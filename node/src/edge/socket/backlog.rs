@@ -7,11 +7,12 @@
 
 mod find;
 mod page;
+mod queue;
 mod shared_store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +25,12 @@ use tokio::task::{JoinError, JoinSet};
 use super::{Input, ShardHandle};
 use crate::accounts::{Accounts, ChannelPolicy};
 use crate::hub::{Channel, Hub, LocalOffset, RewindStart};
-use crate::model::{AccountId, Amount, Clock, ConnectionId, ForwardedMessages, Limits, Stamp};
+use crate::model::{Amount, Clock, ConnectionId, ForwardedMessages, Limits, Stamp};
 use crate::origin::history::{HistoryPosition, HistoryStore, PreviousIncarnation};
 use crate::publish::Publisher;
 use crate::session::Rewind;
 use crate::telemetry::RATE_LIMITED;
+use queue::BacklogQueue;
 pub(super) use shared_store::SharedStoreCursor;
 
 /// Queries that wait for their turn; above this a query is answered with nothing.
@@ -439,43 +441,6 @@ impl BacklogReader {
         {
             self.peer_queue.push(ask);
         }
-    }
-}
-
-/// Waiting queries; accounts take turns. A query that does not fit is dropped, which answers it.
-#[derive(Default)]
-struct BacklogQueue {
-    accounts: HashMap<AccountId, VecDeque<BacklogRequest>>,
-    /// Accounts with waiting queries, each once.
-    order: VecDeque<AccountId>,
-    count: usize,
-}
-
-impl BacklogQueue {
-    fn push(&mut self, ask: BacklogRequest) {
-        let account = ask.channel.key().account();
-        let asks = self.accounts.entry(account.clone()).or_default();
-        if self.count >= ASKED_MAX || asks.len() >= ASKED_MAX / 2 {
-            return;
-        }
-        if asks.is_empty() {
-            self.order.push_back(account.clone());
-        }
-        asks.push_back(ask);
-        self.count += 1;
-    }
-
-    fn next(&mut self) -> Option<BacklogRequest> {
-        let account = self.order.pop_front()?;
-        let asks = self.accounts.get_mut(&account)?;
-        let ask = asks.pop_front();
-        if asks.is_empty() {
-            self.accounts.remove(&account);
-        } else {
-            self.order.push_back(account);
-        }
-        self.count -= usize::from(ask.is_some());
-        ask
     }
 }
 

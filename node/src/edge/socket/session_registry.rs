@@ -2,12 +2,13 @@
 //!
 //! An idle session has no entry here: the key that its client holds names the node and slot.
 
+mod retained;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use dashmap::DashMap;
@@ -20,6 +21,7 @@ use crate::model::{
     ClientId, Clock, ClosedSession, ConnectionId, IncarnationStatus, Limits, SessionLocation, SessionOwner,
     SessionOwnership, SessionTakeover, SocketlessTakeover,
 };
+use retained::RetainedChannels;
 
 /// Average number of channels that are retained for each lost session.
 const RETAINED_PER_SESSION: usize = 10;
@@ -79,54 +81,6 @@ impl SessionState {
             Self::Served(place) => Some(place),
             Self::Lost | Self::Closed(_) => None,
         }
-    }
-}
-
-/// Channels of a lost session. After resuming, the session may have any message that it had access to before.
-#[derive(Debug)]
-struct RetainedChannels {
-    channels: Vec<RetainedChannel>,
-    /// Number of retained channels in all records.
-    total: Arc<AtomicUsize>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct RetainedChannel {
-    /// Channel number in the hub.
-    number: u64,
-    /// The session had access to all messages after this sequence.
-    since: u64,
-    lost_ms: u64,
-}
-
-impl RetainedChannels {
-    /// Adds channels of another socket of the session. Entries of known channels change only if the new ones are newer. Above the limit
-    /// nothing is retained, and then the age of a message decides about access.
-    fn add(&mut self, channels: &[(u64, u64)], lost_ms: u64, is_newer: bool, total_max: usize) {
-        for (number, since) in channels.iter().copied() {
-            let known = self.channels.iter_mut().find(|held| held.number == number);
-            match known {
-                Some(held) if is_newer => (held.since, held.lost_ms) = (since, lost_ms),
-                Some(_) => {}
-                None if self.total.fetch_add(1, Ordering::Relaxed) < total_max => {
-                    self.channels.reserve_exact(channels.len().saturating_sub(self.channels.len()));
-                    self.channels.push(RetainedChannel { number, since, lost_ms });
-                }
-                None => drop(self.total.fetch_sub(1, Ordering::Relaxed)),
-            }
-        }
-    }
-
-    fn forget_before(&mut self, lost_ms: u64) {
-        let before = self.channels.len();
-        self.channels.retain(|held| held.lost_ms >= lost_ms);
-        self.total.fetch_sub(before - self.channels.len(), Ordering::Relaxed);
-    }
-}
-
-impl Drop for RetainedChannels {
-    fn drop(&mut self) {
-        self.total.fetch_sub(self.channels.len(), Ordering::Relaxed);
     }
 }
 

@@ -4,6 +4,8 @@
 //! is pending: later messages are delivered here. A gap in the sequences of an incarnation is no loss, since a node skips sequences when it
 //! has forgotten a channel.
 
+mod rows;
+
 use fanfare_proto::frame::Format;
 use fanfare_proto::http::read_record;
 use fanfare_proto::serial::Serial;
@@ -16,6 +18,7 @@ use crate::model::{Amount, ConnectionId, Stamp};
 use crate::origin::history::{Direction, HistoryPage, HistoryPosition, HistoryQuery, HistoryRow};
 use crate::session::Rewind;
 use crate::telemetry::RATE_LIMITED;
+use rows::{before, behind, is_surely_missed};
 
 /// Largest difference of the nodes' clocks, plus the longest time that a message takes from one node to another.
 const APART_MS: u64 = 65_000;
@@ -474,32 +477,4 @@ impl ChannelBacklog<'_> {
             _ => RowInclusion::Yes,
         }
     }
-}
-
-/// True if a row outside the position was certainly missed. A row of a retired incarnation that the position does not name may be older
-/// than the position.
-fn is_surely_missed(reading: &SharedStoreCursor, row: HistoryPosition) -> bool {
-    let is_named = |serial: &Serial| serial.sequence_of(row.incarnation).is_some();
-    is_named(&reading.position) || is_named(&reading.live_until)
-}
-
-/// Store position before all rows from this time on.
-fn behind(timestamp_ms: u64) -> HistoryPosition {
-    let timestamp_ms = timestamp_ms.saturating_sub(1);
-    HistoryPosition { timestamp_ms, sequence: u64::MAX, incarnation: u64::MAX }
-}
-
-/// Position of a client that gets exactly these rows, and then every message after the attach position.
-fn before(stands: &Serial, rows: &[HistoryPosition]) -> Serial {
-    let mut first = Serial::default();
-    // Rows are newest first, so this goes from the oldest to the newest.
-    for row in rows.iter().rev().filter(|row| row.sequence > 0) {
-        if first.sequence_of(row.incarnation).is_none() {
-            first.advance(row.incarnation, row.sequence - 1);
-        }
-    }
-    let others = stands.entries().iter().filter(|(run, _)| first.sequence_of(*run).is_none());
-    let others: Vec<(u64, u64)> = others.copied().collect();
-    others.into_iter().for_each(|(run, sequence)| first.advance(run, sequence));
-    first
 }
