@@ -138,8 +138,10 @@ deploy:
 test-alone:
 	$(CARGO_TEST) --test alone --test instructions -- --test-threads=1
 
+# Examples in doc comments, and the documentation of the code without a warning.
 test-docs:
 	$(CARGO_TEST) --doc
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
 openapi:
 	cluster-tests/openapi.sh

@@ -129,7 +129,7 @@ mod tests {
     /// Starts a process that restarts in place again and again, while a thread writes to a closed pipe.
     #[test]
     fn restart_in_place_survives_writes_of_other_threads() -> Result<(), Failure> {
-        const NAME: &str = "cli::anew::tests::restart_in_place_survives_writes_of_other_threads";
+        const NAME: &str = "cli::restart_in_place::tests::restart_in_place_survives_writes_of_other_threads";
         match times() {
             0 => {
                 let mut child = Command::new(std::env::current_exe().expect("its file"));

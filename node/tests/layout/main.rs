@@ -72,6 +72,11 @@ fn confined_paths_are_named_only_in_their_places() {
 }
 
 #[test]
+fn tests_wait_for_states() {
+    assert_none(&places::check_sleeps(&Tree::of_workspace()));
+}
+
+#[test]
 fn every_metric_has_help_and_a_row() {
     assert_none(&metrics::check(&Tree::of_workspace()));
 }

@@ -1,6 +1,6 @@
 //! Paths that may be named in one place only, so that an invariant can be read off there.
 
-use crate::source::{Tree, line_of, words};
+use crate::source::{Tree, code_only, line_of, words};
 
 struct Rule {
     /// Paths that may not be named …
@@ -78,6 +78,19 @@ pub(crate) fn check(tree: &Tree) -> Vec<String> {
     findings
 }
 
+/// Tests that sleep, in which no reader can tell what passes meanwhile.
+pub(crate) fn check_sleeps(tree: &Tree) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (path, text) in tree.rust_files().filter(|(path, _)| path.starts_with("cluster-tests/tests/")) {
+        let code = code_only(text);
+        let lines = ["sleep", "sleep_until"].iter().flat_map(|name| words(&code, name));
+        findings.extend(lines.map(|at| {
+            format!("{path}:{}: sleep, but a test waits for a state, or uses cluster-tests/src/waits.rs", line_of(&code, at))
+        }));
+    }
+    findings
+}
+
 #[cfg(test)]
 fn findings_of(path: &str, code: &str) -> usize {
     check(&Tree::of_samples(&[(path, code)])).len()
@@ -105,4 +118,11 @@ fn each_rule_leaves_its_place_and_tests_alone() {
         let test = format!("#[cfg(test)]\nmod tests {{ fn f() {{ {}(x); }} }}", rule.names[0]);
         assert_eq!(findings_of("node/src/model/sample.rs", &test), 0);
     }
+}
+
+#[test]
+fn a_test_that_sleeps_is_found() {
+    let code = "async fn f() { tokio::time::sleep(WAIT).await; sleep_until(x); is_asleep(); } // sleep";
+    let tree = Tree::of_samples(&[("cluster-tests/tests/a.rs", code), ("cluster-tests/src/waits.rs", code)]);
+    assert_eq!(check_sleeps(&tree).len(), 2);
 }

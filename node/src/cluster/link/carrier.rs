@@ -29,7 +29,7 @@ impl PeerLag {
     }
 }
 
-/// Links that carry items to peers: [`GrpcPeerLinks`], or a simulation of them.
+/// Links that carry items to peers: `GrpcPeerLinks`, or a simulation of them.
 pub trait PeerLinks: Send + Sync + 'static {
     /// Sets the current members, without this node. New members are dialled. Links to members that are missing are dropped, with their
     /// queues. A node that restarted has another incarnation and is another member.
