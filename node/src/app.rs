@@ -186,7 +186,7 @@ impl App {
             auth: Arc::clone(&auth),
             publisher: Arc::new(publisher.clone()),
             hub: Arc::clone(&hub),
-            earlier_incarnations: past.iter().map(|run| run.incarnation).collect(),
+            earlier_incarnations: past.iter().map(|previous| previous.incarnation).collect(),
             store: Arc::clone(&store),
             connections,
             shards: Arc::clone(&shards),
@@ -252,8 +252,8 @@ impl App {
     }
 
     /// Resolves when an operator has asked the node to stop.
-    pub async fn drain_asked(&self) {
-        self.operators.drain_asked().await;
+    pub async fn drain_requested(&self) {
+        self.operators.drain_requested().await;
     }
 
     /// Gossip addresses of the other members, except those that are down.

@@ -17,7 +17,7 @@ pub struct DnsCache {
     look_up: fn(String) -> DnsLookup,
     known: HashMap<String, Vec<SocketAddr>>,
     /// Names with a look-up under way.
-    asked: HashSet<String>,
+    pending: HashSet<String>,
     under_way: FuturesUnordered<DnsLookup>,
 }
 
@@ -29,8 +29,8 @@ impl DnsCache {
 
     /// Cache that asks the given resolver.
     pub(crate) fn with_resolver(look_up: fn(String) -> DnsLookup) -> Self {
-        let (known, asked, under_way) = (HashMap::new(), HashSet::new(), FuturesUnordered::new());
-        Self { look_up, known, asked, under_way }
+        let (known, pending, under_way) = (HashMap::new(), HashSet::new(), FuturesUnordered::new());
+        Self { look_up, known, pending, under_way }
     }
 
     /// The addresses that the last look-up found. A literal address is returned as it is.
@@ -43,7 +43,7 @@ impl DnsCache {
 
     /// Starts a look-up of the name, unless one is under way. [`DnsCache::next_answer`] drives it.
     pub fn look_up(&mut self, name: &str) {
-        if name.parse::<SocketAddr>().is_err() && self.asked.insert(name.to_owned()) {
+        if name.parse::<SocketAddr>().is_err() && self.pending.insert(name.to_owned()) {
             self.under_way.push((self.look_up)(name.to_owned()));
         }
     }
@@ -51,7 +51,7 @@ impl DnsCache {
     /// Waits until a look-up ends. Returns its name, and the error if the look-up failed. The future may be dropped and called again.
     pub async fn next_answer(&mut self) -> (String, io::Result<()>) {
         let Some((name, found)) = self.under_way.next().await else { return std::future::pending().await };
-        self.asked.remove(&name);
+        self.pending.remove(&name);
         let found = found.and_then(|found| match found.is_empty() {
             true => Err(io::Error::new(io::ErrorKind::NotFound, "it has no address")),
             false => Ok(found),

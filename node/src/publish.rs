@@ -225,19 +225,19 @@ struct PublishClaim {
 fn drop_repeats(messages: &mut Vec<Draft>) -> Vec<(usize, usize)> {
     let mut first: HashMap<Box<str>, usize> = HashMap::new();
     let mut repeats = Vec::new();
-    let mut place = 0;
+    let mut index = 0;
     messages.retain(|draft| {
         let earlier = draft.id.as_ref().and_then(|id| match first.entry(id.clone()) {
             Entry::Occupied(earlier) => Some(*earlier.get()),
             Entry::Vacant(vacant) => {
-                vacant.insert(place);
+                vacant.insert(index);
                 None
             }
         });
         if let Some(earlier) = earlier {
-            repeats.push((place, earlier));
+            repeats.push((index, earlier));
         }
-        place += 1;
+        index += 1;
         earlier.is_none()
     });
     repeats
@@ -265,8 +265,8 @@ impl PublishAnswer {
         let mut own = messages.fuse();
         let mut stamps: Vec<Stamp> =
             self.stamps.into_iter().filter_map(|known| known.or_else(|| own.next())).collect();
-        for (place, earlier) in self.repeats {
-            stamps.insert(place, stamps[earlier]);
+        for (index, earlier) in self.repeats {
+            stamps.insert(index, stamps[earlier]);
         }
         drop(self.span);
         (self.done)(Ok(PublishAck { stamps }));
@@ -432,10 +432,10 @@ fn after_both(done: StoreCallback, begin: impl FnOnce(StoreCallback)) -> StoreCa
 
 /// Gives each message its sequence, and an id that is unique on this node if the client gave none.
 fn number(request: PublishRequest, numbering: Numbering, first_id: u64) -> Arc<PublishedMessages> {
-    let messages = request.messages.into_iter().zip(0..).map(|(draft, place)| {
-        let sequence = numbering.first_sequence + place;
+    let messages = request.messages.into_iter().zip(0..).map(|(draft, index)| {
+        let sequence = numbering.first_sequence + index;
         let id_given = draft.id.is_some();
-        let own_id = || given_id(numbering.incarnation, first_id + place);
+        let own_id = || given_id(numbering.incarnation, first_id + index);
         let id = draft.id.unwrap_or_else(own_id);
         Message { id, id_given, sequence, name: draft.name, data: draft.data, extras: draft.extras }
     });

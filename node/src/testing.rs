@@ -166,7 +166,7 @@ impl<S: FakeStore> HistoryStore for S {
 pub(crate) struct SharedLocal {
     pub(crate) settling: Arc<Semaphore>,
     /// Number of settle calls.
-    pub(crate) asked: AtomicUsize,
+    pub(crate) requests: AtomicUsize,
     /// Store backfill of a failed incarnation.
     pub(crate) stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>,
     pub(crate) nonces: Mutex<Vec<Nonce>>,
@@ -177,8 +177,8 @@ impl SharedLocal {
         settles: usize,
         stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>,
     ) -> Arc<Self> {
-        let (settling, asked) = (Arc::new(Semaphore::new(settles)), AtomicUsize::new(0));
-        Arc::new(Self { settling, asked, stored, nonces: Mutex::default() })
+        let (settling, requests) = (Arc::new(Semaphore::new(settles)), AtomicUsize::new(0));
+        Arc::new(Self { settling, requests, stored, nonces: Mutex::default() })
     }
 }
 
@@ -247,7 +247,7 @@ impl LocalNode for SharedLocal {
     }
 
     fn settled(&self) -> NodeFuture<Option<()>> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.requests.fetch_add(1, Ordering::SeqCst);
         let settling = Arc::clone(&self.settling);
         Box::pin(async move { settling.acquire_owned().await.ok().map(OwnedSemaphorePermit::forget) })
     }

@@ -80,7 +80,7 @@ impl Directory {
             hash.update(format!("{:?}{:?}", account.id.as_str(), rules.collect::<Vec<_>>()));
         }
         let hash = hash.finalize();
-        u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
+        u64::from_be_bytes(std::array::from_fn(|index| hash[index]))
     }
 
     /// Whether every account of the former directory keeps the history of the same channels now.

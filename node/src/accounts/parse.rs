@@ -256,11 +256,11 @@ impl Parser<'_, '_> {
             let channels = self.channel_patterns(&mut table);
             let [messages, presence, occupancy] = self.events(&mut table);
             let fields = self.further_fields(&table);
-            let places = IntegrationFields::of(&table);
+            let integration_fields = IntegrationFields::of(&table);
             let target = kind.and_then(|kind| self.target(kind, table));
             if let Some(target) = &target {
                 let rules = self.settings.allow.as_deref();
-                places.warn(target, (account_id, &id), rules, &mut self.mistakes);
+                integration_fields.warn(target, (account_id, &id), rules, &mut self.mistakes);
             }
             if let (Some(kind), Some(target)) = (kind, target) {
                 let settings_hash = settings_hash(kind, &channels, &fields);
@@ -390,7 +390,7 @@ impl Parser<'_, '_> {
 fn settings_hash(kind: IntegrationKind, channels: &[Box<str>], fields: &toml::Table) -> u64 {
     let text = toml::to_string(fields).unwrap_or_default();
     let hash = Sha256::digest(format!("{kind:?}{channels:?}{text}"));
-    u64::from_be_bytes(std::array::from_fn(|place| hash[place]))
+    u64::from_be_bytes(std::array::from_fn(|index| hash[index]))
 }
 
 fn is_id(text: &str) -> bool {

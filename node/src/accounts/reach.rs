@@ -31,8 +31,8 @@ impl<'t, 'i> IntegrationFields<'t, 'i> {
         mistakes: &mut DirectoryMistakes<'_>,
     ) {
         for (field, fault) in faults(target, allow) {
-            let place = self.0.iter().find(|(name, _)| *name == field).and_then(|(_, found)| found.as_ref());
-            let Some(DirectoryValue { span, key, .. }) = place else { continue };
+            let value = self.0.iter().find(|(name, _)| *name == field).and_then(|(_, found)| found.as_ref());
+            let Some(DirectoryValue { span, key, .. }) = value else { continue };
             let reason = format!("of the integration {id:?} in the account {account_id:?} {fault}");
             mistakes.warn(span, key, reason);
         }

@@ -140,8 +140,8 @@ kind = "pigeon"
     ];
     let found = mistakes(text);
     assert_eq!(found.len(), expected.len(), "{found:#?}");
-    for (found, (place, reason)) in found.iter().zip(expected) {
-        assert!(found.starts_with(place) && found.contains(reason), "{found} is not {place}{reason}");
+    for (found, (location, reason)) in found.iter().zip(expected) {
+        assert!(found.starts_with(location) && found.contains(reason), "{found} is not {location}{reason}");
     }
 }
 

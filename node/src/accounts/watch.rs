@@ -153,12 +153,13 @@ impl Accounts {
         };
         async move {
             loop {
-                let asked = tokio::select! {
+                let is_requested = tokio::select! {
                     () = tokio::time::sleep(POLL) => false,
                     Some(()) = next_signal(&mut hangups) => true,
                 };
                 let accounts = self.clone();
-                let attempt = move || if asked { accounts.reload() } else { accounts.reload_if_changed() };
+                let attempt =
+                    move || if is_requested { accounts.reload() } else { accounts.reload_if_changed() };
                 // The reload has logged and counted its mistakes.
                 let _outcome = tokio::task::spawn_blocking(attempt).await;
             }

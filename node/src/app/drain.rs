@@ -63,12 +63,15 @@ pub(super) async fn move_clients(routing: &Routing, shards: &Shards, time: &Stop
     }
     let left = time.until_fifths(3);
     shards.ask_all_to_reconnect(left.saturating_sub(LAST));
-    let gone = async {
+    let disconnected = async {
         while shards.connection_count() > 0 {
             tokio::time::sleep(LOOK).await;
         }
     };
-    if tokio::time::timeout(left, async { tokio::join!(routing.hand_off_channels(), gone) }).await.is_err() {
+    if tokio::time::timeout(left, async { tokio::join!(routing.hand_off_channels(), disconnected) })
+        .await
+        .is_err()
+    {
         tracing::warn!(
             connections = shards.connection_count(),
             "drain deadline passed: clients still connected"

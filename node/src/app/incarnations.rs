@@ -57,20 +57,21 @@ pub(super) fn record_policies(
     let (store, accounts) = (Arc::clone(store), Arc::clone(accounts));
     let outlasts_after = Duration::from_millis(2 * services.limits.resume_window_ms);
     // Only one change of the directory at a time asks.
-    let (ask, asked) = mpsc::channel(1);
+    let (sender, requests) = mpsc::channel(1);
     let runtime = Handle::current();
-    accounts.before_policy_change(move |policies| runtime.block_on(written_down(&ask, policies)));
-    let noting = record_changes(store, services.publisher.clone(), accounts, recorded, outlasts_after, asked);
+    accounts.before_policy_change(move |policies| runtime.block_on(written_down(&sender, policies)));
+    let noting =
+        record_changes(store, services.publisher.clone(), accounts, recorded, outlasts_after, requests);
     tasks.spawn("kept", OnStop::Cancel, noting);
 }
 
 /// Policies that are about to take effect, and the waiter for their write.
 type PolicyChange = (u64, oneshot::Sender<()>);
 
-async fn written_down(ask: &mpsc::Sender<PolicyChange>, policies: u64) {
+async fn written_down(sender: &mpsc::Sender<PolicyChange>, policies: u64) {
     let (done, is_done) = oneshot::channel();
     let written = async {
-        ask.send((policies, done)).await.ok()?;
+        sender.send((policies, done)).await.ok()?;
         // The recorder drops the other end after the write.
         let _dropped = is_done.await;
         Some(())
@@ -86,7 +87,7 @@ async fn record_changes(
     accounts: Arc<Accounts>,
     mut recorded: Option<HistoryCoverage>,
     outlasts_after: Duration,
-    mut asked: mpsc::Receiver<PolicyChange>,
+    mut requests: mpsc::Receiver<PolicyChange>,
 ) {
     let incarnation = publisher.hub().incarnation();
     let began = Instant::now();
@@ -99,7 +100,7 @@ async fn record_changes(
     loop {
         let left = outlasts_after.saturating_sub(began.elapsed());
         let change = tokio::select! {
-            Some(change) = asked.recv() => Some(change),
+            Some(change) = requests.recv() => Some(change),
             () = publisher.wait_unstored() => None,
             () = tokio::time::sleep(left), if !left.is_zero() => None,
             () = tokio::time::sleep(pause) => None,

@@ -42,7 +42,7 @@ pub(super) struct Operators {
     shards: Arc<Shards>,
     backups: NodeBackups,
     draining: AtomicBool,
-    drain_asked: CancellationToken,
+    drain_requested: CancellationToken,
     /// Set once the node is up.
     known: OnceLock<NodeAndMembers>,
 }
@@ -72,7 +72,7 @@ impl Operators {
             shards: Arc::clone(shards),
             backups: NodeBackups::new(config, store, outbox, clock),
             draining: AtomicBool::new(false),
-            drain_asked: CancellationToken::new(),
+            drain_requested: CancellationToken::new(),
             known: OnceLock::new(),
         })
     }
@@ -165,11 +165,11 @@ impl Operators {
     /// Requests a drain; the node is not ready by the time the waiter learns of it.
     fn ask_drain(&self) {
         self.set_draining();
-        self.drain_asked.cancel();
+        self.drain_requested.cancel();
     }
 
-    pub(super) async fn drain_asked(&self) {
-        self.drain_asked.cancelled().await;
+    pub(super) async fn drain_requested(&self) {
+        self.drain_requested.cancelled().await;
     }
 
     fn readiness(&self) -> Readiness {

@@ -219,12 +219,12 @@ mod tests {
             Box::pin(async { (name, found.ok_or_else(|| std::io::ErrorKind::NotFound.into())) })
         }));
         node.sees(vec![member(2, "a.example:1", LivenessState::Alive)]);
-        let asked = tokio::time::timeout(DEADLINE, async {
+        let known = tokio::time::timeout(DEADLINE, async {
             while node.routing.expected() == 0 {
                 tokio::task::yield_now().await;
             }
         });
-        asked.await.expect("it is alive before it is found");
+        known.await.expect("it is alive before it is found");
         ANSWERS.lock().push(5);
         node.is_linked_to(&[(2, at(5))], 1).await;
         node.sees(vec![

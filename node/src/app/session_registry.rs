@@ -29,16 +29,16 @@ pub(super) fn open(
         }
     };
     let previous = PreviousIncarnation::with_passed_ms(previous);
-    let previous = previous.map(|(run, passed_ms)| (run.incarnation, passed_ms)).collect();
+    let previous = previous.map(|(followed, passed_ms)| (followed.incarnation, passed_ms)).collect();
     let handles = shards.handles();
     let identities =
         SessionRegistry::new(keys, hub.incarnation(), previous, handles, clock.clone(), &config.limits);
     let Some((_, routing)) = cluster else { return Ok(Arc::new(identities)) };
     let window = Duration::from_millis(config.limits.resume_window_ms);
-    let runs = Arc::clone(routing);
+    let peers = Arc::clone(routing);
     let identities =
         Arc::new(identities.with_peer_incarnations(Box::new(move |incarnation| {
-            runs.incarnation_status(incarnation, window)
+            peers.incarnation_status(incarnation, window)
         })));
     routing.set_connections(Arc::clone(&identities) as Arc<dyn PeerSessionHandler>);
     Ok(identities)

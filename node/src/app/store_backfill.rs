@@ -38,8 +38,8 @@ pub(super) async fn read_backfill(
     let kept = kept
         .inspect_err(|error| tracing::warn!(%error, "store backfill failed: history policies not read"))
         .ok()?;
-    let (mut kept, run) = (kept, behind.incarnation);
-    kept.retain(|(of, _)| *of == run);
+    let (mut kept, incarnation) = (kept, behind.incarnation);
+    kept.retain(|(of, _)| *of == incarnation);
     if kept.is_empty() || kept.iter().any(|(_, policies)| *policies != directory.history_policies()) {
         return None;
     }
@@ -68,8 +68,9 @@ pub(super) async fn read_backfill(
             page.inspect_err(|error| tracing::warn!(%error, "store backfill failed: messages not read"));
         let page = page.ok()?;
         seen += page.rows.len();
-        let mut of_run = page.rows.iter().filter(|row| row.position.incarnation == behind.incarnation);
-        let is_reached = of_run.by_ref().any(|row| {
+        let mut of_incarnation =
+            page.rows.iter().filter(|row| row.position.incarnation == behind.incarnation);
+        let is_reached = of_incarnation.by_ref().any(|row| {
             let is_reached = row.position.sequence <= behind.sequence;
             if !is_reached {
                 bytes += row.json.len();

@@ -95,8 +95,9 @@ impl TokenStore for StoredTokens {
         let kept = async move {
             let Some(routing) = routing else { return stored.await };
             let (stored, is_acknowledged) = tokio::join!(stored, routing.revoke(revocation));
-            let untold = || StoreError::Failed("a node that can be reached does not remember it".to_owned());
-            stored.and(is_acknowledged.then_some(()).ok_or_else(untold))
+            let unacknowledged =
+                || StoreError::Failed("a node that can be reached does not remember it".to_owned());
+            stored.and(is_acknowledged.then_some(()).ok_or_else(unacknowledged))
         };
         Box::pin(in_time("revocation", self.wait, Box::pin(kept)))
     }

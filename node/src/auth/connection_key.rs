@@ -42,15 +42,15 @@ impl ConnectionKeys {
         principal: &Principal,
         client_id: Option<&ClientId>,
     ) -> String {
-        let SessionOwnership { connection_id, epoch, location: place } = ownership;
+        let SessionOwnership { connection_id, epoch, location } = ownership;
         let mut sealed = Vec::with_capacity(PLAIN_BYTES + AES_256_GCM.tag_len() + NONCE_LEN);
         sealed.push(VERSION);
         sealed.extend_from_slice(connection_id.as_bytes());
         sealed.extend_from_slice(&epoch.to_be_bytes());
-        sealed.extend_from_slice(&place.incarnation.to_be_bytes());
-        sealed.extend_from_slice(&place.shard.to_be_bytes());
-        sealed.extend_from_slice(&place.slot.to_be_bytes());
-        sealed.extend_from_slice(&place.generation.to_be_bytes());
+        sealed.extend_from_slice(&location.incarnation.to_be_bytes());
+        sealed.extend_from_slice(&location.shard.to_be_bytes());
+        sealed.extend_from_slice(&location.slot.to_be_bytes());
+        sealed.extend_from_slice(&location.generation.to_be_bytes());
         let nonce: [u8; NONCE_LEN] = random_bytes();
         let bound = Aad::from(bound_to(principal, client_id));
         self.own
@@ -83,14 +83,14 @@ impl ConnectionKeys {
         if plain[0] != VERSION {
             return None;
         }
-        let place = SessionLocation {
+        let location = SessionLocation {
             incarnation: u64::from_be_bytes(part(plain, 25)),
             shard: u16::from_be_bytes(part(plain, 33)),
             slot: u32::from_be_bytes(part(plain, 35)),
             generation: u32::from_be_bytes(part(plain, 39)),
         };
         let connection_id = ConnectionId::from_bytes(part(plain, 1));
-        Some(SessionOwnership { connection_id, epoch: u64::from_be_bytes(part(plain, 17)), location: place })
+        Some(SessionOwnership { connection_id, epoch: u64::from_be_bytes(part(plain, 17)), location })
     }
 }
 
@@ -135,8 +135,8 @@ mod tests {
     }
 
     fn ownership() -> SessionOwnership {
-        let place = SessionLocation { incarnation: 1 << 60, shard: 3, slot: 1 << 30, generation: 7 };
-        SessionOwnership { connection_id: ConnectionId::from_bytes([9; 16]), epoch: 1 << 40, location: place }
+        let location = SessionLocation { incarnation: 1 << 60, shard: 3, slot: 1 << 30, generation: 7 };
+        SessionOwnership { connection_id: ConnectionId::from_bytes([9; 16]), epoch: 1 << 40, location }
     }
 
     #[test]

@@ -103,16 +103,16 @@ impl Authenticator {
         body: &[u8],
         now_ms: u64,
     ) -> Result<TokenDetails, ExchangeError> {
-        let asked = self.read(path_key, body)?;
-        let key = self.check_signer(&asked.request, authorization)?;
+        let checked = self.read(path_key, body)?;
+        let key = self.check_signer(&checked.request, authorization)?;
         let window_ms = self.limits.token_request_window_ms;
-        if asked.request.timestamp.value.abs_diff(now_ms) > window_ms {
+        if checked.request.timestamp.value.abs_diff(now_ms) > window_ms {
             return Err(ExchangeError::Timestamp { window_ms });
         }
         // Made before the nonce is claimed, so that a refusal leaves the nonce unused.
-        let details = self.issue(&key, &asked, now_ms)?;
-        let timestamp_ms = asked.request.timestamp.value;
-        let nonce = Nonce { key_name: key.name.clone(), timestamp_ms, nonce: asked.request.nonce.into() };
+        let details = self.issue(&key, &checked, now_ms)?;
+        let timestamp_ms = checked.request.timestamp.value;
+        let nonce = Nonce { key_name: key.name.clone(), timestamp_ms, nonce: checked.request.nonce.into() };
         // A known repeat is answered here: the claim would ask the store, or every node.
         if self.used_nonces.holds(&nonce) {
             return Err(ExchangeError::NonceUsed);
@@ -214,18 +214,18 @@ impl Authenticator {
     fn issue(
         &self,
         key: &Key,
-        asked: &CheckedTokenRequest,
+        checked: &CheckedTokenRequest,
         now_ms: u64,
     ) -> Result<TokenDetails, ExchangeError> {
-        let capability = match &asked.capability {
+        let capability = match &checked.capability {
             None => Capability::all_channels_of(&key.capability),
             Some(capability) if capability.is_subset_of(&key.capability) => capability.clone(),
             Some(_) => return Err(ExchangeError::Capability { key_name: key.name.to_string() }),
         };
-        let ttl_ms = asked.request.ttl.as_ref().map_or(self.limits.token_ttl_default_ms, |ttl| ttl.value);
+        let ttl_ms = checked.request.ttl.as_ref().map_or(self.limits.token_ttl_default_ms, |ttl| ttl.value);
         // In the second of a revocation the token gets the next second as `iat`, or it would be refused with the
         // revoked ones.
-        let revoked_ms = self.revocations.before_ms(&key.name, asked.client_id.as_ref());
+        let revoked_ms = self.revocations.before_ms(&key.name, checked.client_id.as_ref());
         let iat = (now_ms / 1000).max(revoked_ms.div_ceil(1000));
         let claims = ServiceClaims {
             iat,
@@ -233,7 +233,7 @@ impl Authenticator {
             nbf: None,
             aud: None,
             capability: capability.canonical(),
-            client_id: asked.client_id.as_ref().map(|id| id.as_str().to_owned()),
+            client_id: checked.client_id.as_ref().map(|id| id.as_str().to_owned()),
         };
         let token = jwt::issue(key, &claims);
         if token.len() > self.limits.token_bytes {

@@ -37,7 +37,7 @@ const PUBLISH: &str = r#"{"*":["publish"]}"#;
 #[derive(Clone, Default)]
 struct AuthTestTokens {
     claimed: Arc<Mutex<HashSet<Nonce>>>,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     kept: Arc<Mutex<Vec<Revocation>>>,
     down: Arc<AtomicBool>,
 }
@@ -45,7 +45,7 @@ struct AuthTestTokens {
 impl TokenStore for AuthTestTokens {
     fn claim_nonce(&self, nonce: Nonce) -> NonceClaim {
         let down = self.down.load(Ordering::Relaxed);
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         let new = !down && self.claimed.lock().insert(nonce);
         Box::pin(async move { if down { Err(TokenStoreError) } else { Ok(new) } })
     }

@@ -77,8 +77,8 @@ impl ConfigFindings {
         found
     }
 
-    fn mistake(&mut self, place: impl Into<String>, problem: impl ToString) {
-        self.mistakes.push(ConfigMistake::new(place, problem.to_string()));
+    fn mistake(&mut self, location: impl Into<String>, problem: impl ToString) {
+        self.mistakes.push(ConfigMistake::new(location, problem.to_string()));
     }
 
     fn connections(&mut self, config: &Config) {
@@ -123,16 +123,17 @@ impl ConfigFindings {
     }
 
     fn admin_token(&mut self, config: &Config) {
-        let (place, read) = match &config.admin_token_file {
+        let (location, read) = match &config.admin_token_file {
             Some(file) => ("--admin-token-file", AdminToken::read(file).map(Some)),
             None => ("--data-dir", AdminToken::kept_in(&config.data_dir)),
         };
         // A fault of the folder itself is reported already.
-        let is_reported = place == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.place == place);
+        let is_reported =
+            location == "--data-dir" && self.mistakes.iter().any(|mistake| mistake.location == location);
         if let Err(error) = read
             && !is_reported
         {
-            self.mistakes.push(ConfigMistake::because(place, &error));
+            self.mistakes.push(ConfigMistake::because(location, &error));
         }
     }
 

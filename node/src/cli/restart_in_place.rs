@@ -97,7 +97,8 @@ fn chosen(config: &Config, addresses: Addresses) -> Vec<(&'static str, SocketAdd
         ("--gossip-listen", config.gossip_listen, addresses.gossip),
         ("--peer-listen", config.peer_listen, addresses.peer),
     ];
-    let chosen = all.into_iter().filter(|(_, asked, _)| asked.is_some_and(|asked| asked.port() == 0));
+    let chosen =
+        all.into_iter().filter(|(_, requested, _)| requested.is_some_and(|requested| requested.port() == 0));
     chosen.filter_map(|(flag, _, bound)| Some((flag, bound?))).collect()
 }
 

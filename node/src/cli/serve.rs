@@ -27,8 +27,8 @@ pub(super) fn run(loaded: LoadedConfig) -> Result<CommandOutcome, Failure> {
     let logs = telemetry::start_logs(&config.log, config.log_format)
         .map_err(|error| Failure::because("cannot start the logs", &error))?;
     let _logs = LogsGuard(Some(logs));
-    for ConfigMistake { place, problem } in warnings {
-        tracing::warn!(target: telemetry::CONFIGURATION, place, problem, "configuration warning");
+    for ConfigMistake { location, problem } in warnings {
+        tracing::warn!(target: telemetry::CONFIGURATION, place = location, problem, "configuration warning");
     }
     if config.gossip_listen.is_some() {
         stall_detector::watch();
@@ -65,13 +65,13 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
     let (failed, reason) = tokio::select! {
         biased;
         _ = signals.next() => (false, "stopping: signal received, a further signal stops at once"),
-        () = app.drain_asked() => (false, "stopping: drain requested, a signal stops at once"),
+        () = app.drain_requested() => (false, "stopping: drain requested, a signal stops at once"),
         () = app.failed() => (true, "stopping: fatal error, a signal stops at once"),
         () = stall_detector::stalled() => {
             let is_asked = tokio::select! {
                 biased;
                 _ = signals.next() => true,
-                () = app.drain_asked() => true,
+                () = app.drain_requested() => true,
                 () = tokio::time::sleep(SIGNAL_WITHIN) => false,
             };
             return Err(match is_asked {

@@ -65,8 +65,8 @@ pub(super) fn run(arguments: TokenArguments) -> Result<CommandOutcome, Failure> 
         // Written to stderr, so that a script reads the token alone.
         eprintln!("signed for every operation on every channel: a key that holds less needs --capability");
     }
-    let (ttl_ms_max, asked_ms) = (Limits::default().token_ttl_max_ms, arguments.ttl.unwrap_or_default());
-    if asked_ms > ttl_ms_max {
+    let (ttl_ms_max, requested_ms) = (Limits::default().token_ttl_max_ms, arguments.ttl.unwrap_or_default());
+    if requested_ms > ttl_ms_max {
         eprintln!(
             "signed for more than 48h: a node takes it only where its limits say so (token_ttl_max_ms, jwt_lifetime_ms)"
         );

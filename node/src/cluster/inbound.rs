@@ -76,11 +76,11 @@ pub trait Inbound: Send + Sync + 'static {
     fn continuity_lost(&self, from: &Peer);
 
     /// Reports that the peer has opened a stream to this node.
-    fn stream_opened(&self, _from: &Peer, _lane: u32) {}
+    fn stream_opened(&self, _from: &Peer, _stream: u32) {}
 
     /// Reports the end of a peer stream. Unless it is `whole`, the peer may have acknowledged messages that did not arrive over this
     /// stream.
-    fn stream_ended(&self, _from: &Peer, _lane: u32, _whole: bool) {}
+    fn stream_ended(&self, _from: &Peer, _stream: u32, _is_contiguous: bool) {}
 
     /// Reports that all streams to the peer are open, or no longer are. The last report is the current state.
     fn link(&self, to: &Peer, up: bool);
@@ -234,7 +234,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
     let interest = match item.kind {
         Some(v1::item::Kind::Forward(forward)) => {
             if forward.incarnation != from.incarnation {
-                return Err(MalformedItem("messages of another run"));
+                return Err(MalformedItem("messages of another incarnation"));
             }
             let _span = traced::span_of(&forward, from);
             inbound.forwarded(from, forwarded(forward)?);
@@ -246,20 +246,22 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
                 false => InterestMessage::Removed { key: key(channel)? },
             }
         }
-        Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes })) => {
-            InterestMessage::SnapshotEnd { epoch, streams: lanes }
+        Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes: streams })) => {
+            InterestMessage::SnapshotEnd { epoch, streams }
         }
         Some(v1::item::Kind::InterestAsked(_)) => InterestMessage::SnapshotRequest,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })) => {
-            let gone = gone.into_iter().map(stamp).collect();
-            InterestMessage::Forwarding { key: key(channel)?, number, sequence, round, retired: gone }
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone: retired })) => {
+            let retired = retired.into_iter().map(stamp).collect();
+            InterestMessage::Forwarding { key: key(channel)?, number, sequence, round, retired }
         }
-        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes, not_all })) => {
-            InterestMessage::Goodbye { streams: lanes, is_all: !not_all }
+        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes: streams, not_all })) => {
+            InterestMessage::Goodbye { streams, is_all: !not_all }
         }
-        Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs })) => InterestMessage::IncarnationsEnded {
-            incarnations: runs.into_iter().map(ended_incarnation).collect(),
-        },
+        Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs: incarnations })) => {
+            InterestMessage::IncarnationsEnded {
+                incarnations: incarnations.into_iter().map(ended_incarnation).collect(),
+            }
+        }
         Some(v1::item::Kind::SessionTakeover(taken)) => {
             inbound.session_message_received(from, PeerSessionMessage::Takeover(takeover(taken, from)?));
             return Ok(());
@@ -297,19 +299,15 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
         }
         Some(v1::item::Kind::NotOpen(v1::NotOpen { connection_id, epoch })) => {
             let connection_id = self::connection_id(&connection_id)?;
-            inbound.session_message_received(
-                from,
-                PeerSessionMessage::Socketless(SocketlessTakeover { connection_id, epoch }),
-            );
+            let socketless = SocketlessTakeover { connection_id, epoch };
+            inbound.session_message_received(from, PeerSessionMessage::Socketless(socketless));
             return Ok(());
         }
         Some(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch })) => {
             let connection_id = self::connection_id(&connection_id)?;
             let owner = SessionOwner { epoch, incarnation: from.incarnation };
-            inbound.session_message_received(
-                from,
-                PeerSessionMessage::Closed(ClosedSession { connection_id, owner }),
-            );
+            let closed = ClosedSession { connection_id, owner };
+            inbound.session_message_received(from, PeerSessionMessage::Closed(closed));
             return Ok(());
         }
         Some(v1::item::Kind::TenantConnections(connections)) => {

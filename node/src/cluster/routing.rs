@@ -266,7 +266,7 @@ impl Routing {
         let Some(links) = self.links.get() else { return };
         let (members, expected) = self.leaving.without_left();
         let ended = self.incarnations.lock().set_alive(&expected, Instant::now());
-        let are_members_known = ended.iter().all(|run| self.presence.is_known(*run));
+        let are_members_known = ended.iter().all(|incarnation| self.presence.is_known(*incarnation));
         let id_of = |incarnation: u64| members.iter().find(|member| member.peer.incarnation == incarnation);
         let alive =
             expected.iter().filter_map(|alive| Some((*alive, Arc::clone(&id_of(*alive)?.peer.node_id))));
@@ -351,25 +351,18 @@ impl hub::InterestAnnouncer for Routing {
         let mut waits = peers.clone();
         waits.extend(self.ending());
         let is_done = waits.is_empty();
-        let (key_of, since, gone) = (key.clone(), Instant::now(), Serial::default());
+        let (key_of, since, retired) = (key.clone(), Instant::now(), Serial::default());
         let (let_in, confirmed, rounds) = (is_done.then_some(since), Vec::new(), Vec::new());
-        let joining = LocalInterest {
-            key: key_of,
-            since,
-            waits,
-            is_passed: false,
-            let_in,
-            confirmed,
-            rounds,
-            retired: gone,
-        };
+        let joining =
+            LocalInterest { key: key_of, since, waits, is_passed: false, let_in, confirmed, rounds, retired };
         own.insert(number, joining);
         // Sent under the lock: a snapshot that is made meanwhile could miss this channel.
         for peer in peers {
             let added = InterestMessage::Added { key: key.clone(), number, round: 0, sequence };
             self.send(peer, hash_of(key), &added);
         }
-        let unreachable = self.unreachable.lock().unreachable().filter(|run| !self.is_up(*run)).collect();
+        let unreachable =
+            self.unreachable.lock().unreachable().filter(|incarnation| !self.is_up(*incarnation)).collect();
         AnnounceResult { is_done, unreachable }
     }
 

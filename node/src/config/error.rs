@@ -4,30 +4,30 @@ use std::fmt;
 /// One mistake or oddity with its place: `fanfare.toml:7: limits.nesting`, `FANFARE_LISTEN` or `--listen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigMistake {
-    pub place: String,
+    pub location: String,
     pub problem: String,
 }
 
 impl ConfigMistake {
-    pub fn new(place: impl Into<String>, problem: impl Into<String>) -> Self {
-        Self { place: place.into(), problem: problem.into() }
+    pub fn new(location: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { location: location.into(), problem: problem.into() }
     }
 
     /// A mistake with the text of the error and its causes, separated by colons.
-    pub fn because(place: &str, error: &dyn Error) -> Self {
+    pub fn because(location: &str, error: &dyn Error) -> Self {
         let mut problem = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
             problem = format!("{problem}: {error}");
             cause = error.source();
         }
-        Self::new(place, problem)
+        Self::new(location, problem)
     }
 }
 
 impl fmt::Display for ConfigMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.problem)
+        write!(f, "{}: {}", self.location, self.problem)
     }
 }
 

@@ -17,27 +17,27 @@ pub(super) struct FileSetting {
     pub(super) setting: &'static Setting,
     pub(super) text: String,
     /// `fanfare.toml:7: limits.nesting`
-    pub(super) place: String,
+    pub(super) location: String,
 }
 
 /// Parses the settings of the file, in order. `name` is the file's name in the mistakes.
 pub(super) fn parse(name: &str, text: &str) -> Vec<Result<FileSetting, ConfigMistake>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = ConfigFileReader { name, text, found: Vec::new() };
-    let mut whole = true;
+    let mut is_readable = true;
     for error in &errors {
         let span = error.span().unwrap_or_default();
         let line = reader.line(span.start);
-        let place = if error.message() == DUPLICATE {
+        let location = if error.message() == DUPLICATE {
             format!("{name}:{line}: {}", &text[span])
         } else {
-            whole = false;
+            is_readable = false;
             format!("{name}:{line}")
         };
-        reader.mistake(place, error.message().to_owned());
+        reader.mistake(location, error.message().to_owned());
     }
     // A line that could not be parsed says little about its keys.
-    if whole {
+    if is_readable {
         reader.table(None, document.get_ref());
     }
     reader.found
@@ -63,23 +63,23 @@ impl ConfigFileReader<'_> {
             return self.table(Some("limits"), limits);
         }
         let known = || settings().filter(|s| s.table == table && s.in_file());
-        let place = format!("{}:{}: {}", self.name, self.line(at), full_key(table, key));
+        let location = format!("{}:{}: {}", self.name, self.line(at), full_key(table, key));
         let Some(setting) = known().find(|s| s.name == key) else {
             let meant = nearest(key, known().map(|s| s.name));
             let hint = meant.map(|name| format!(", did you mean {}?", full_key(table, name)));
-            return self.mistake(place, format!("is not known{}", hint.unwrap_or_default()));
+            return self.mistake(location, format!("is not known{}", hint.unwrap_or_default()));
         };
         if value.get_ref().as_array().is_some_and(|list| setting.form == Form::List && list.is_empty()) {
             return;
         }
         match text_of(setting.form, value.get_ref()) {
-            Ok(text) => self.found.push(Ok(FileSetting { setting, text, place })),
-            Err(problem) => self.mistake(place, problem),
+            Ok(text) => self.found.push(Ok(FileSetting { setting, text, location })),
+            Err(problem) => self.mistake(location, problem),
         }
     }
 
-    fn mistake(&mut self, place: String, problem: String) {
-        self.found.push(Err(ConfigMistake { place, problem }));
+    fn mistake(&mut self, location: String, problem: String) {
+        self.found.push(Err(ConfigMistake { location, problem }));
     }
 
     fn line(&self, at: usize) -> usize {

@@ -30,12 +30,14 @@ impl LoadedConfig {
     pub fn of(flags: &Flags, environment: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let mut loading = ConfigLoader::default();
         let variables = variables(environment, &mut loading);
-        if let Some((place, path)) = config_file(flags, &variables) {
+        if let Some((location, path)) = config_file(flags, &variables) {
             let name = path.display().to_string();
             match std::fs::read_to_string(&path) {
                 Ok(text) => loading.apply_file(&name, &text),
                 Err(error) => {
-                    loading.mistakes.push(ConfigMistake::new(place, format!("cannot read {name}: {error}")));
+                    loading
+                        .mistakes
+                        .push(ConfigMistake::new(location, format!("cannot read {name}: {error}")));
                 }
             }
         }
@@ -45,9 +47,9 @@ impl LoadedConfig {
         for (setting, text) in &flags.0 {
             loading.apply(setting, text, format!("--{}", setting.flag()));
         }
-        let ConfigLoader { config, sources: places, mut mistakes, mut warnings } = loading;
-        rules::check(&config, &places, &mut mistakes);
-        rules::warn(&config, &places, &mut warnings);
+        let ConfigLoader { config, sources, mut mistakes, mut warnings } = loading;
+        rules::check(&config, &sources, &mut mistakes);
+        rules::warn(&config, &sources, &mut warnings);
         Self { config, mistakes, warnings }
     }
 
@@ -74,16 +76,16 @@ impl ConfigLoader {
     fn apply_file(&mut self, name: &str, text: &str) {
         for found in file::parse(name, text) {
             match found {
-                Ok(entry) => self.apply(entry.setting, &entry.text, entry.place),
+                Ok(entry) => self.apply(entry.setting, &entry.text, entry.location),
                 Err(mistake) => self.mistakes.push(mistake),
             }
         }
     }
 
-    fn apply(&mut self, setting: &'static Setting, text: &str, place: String) {
+    fn apply(&mut self, setting: &'static Setting, text: &str, location: String) {
         match (setting.read)(&mut self.config, text) {
-            Ok(()) => self.sources.note(setting, place),
-            Err(problem) => self.mistakes.push(ConfigMistake { place, problem }),
+            Ok(()) => self.sources.note(setting, location),
+            Err(problem) => self.mistakes.push(ConfigMistake { location, problem }),
         }
     }
 }

@@ -14,13 +14,13 @@ use crate::telemetry::traces::SampleRatio;
 pub(super) struct SettingSources(Vec<(&'static Setting, String)>);
 
 impl SettingSources {
-    pub(super) fn note(&mut self, setting: &'static Setting, place: String) {
-        self.0.push((setting, place));
+    pub(super) fn note(&mut self, setting: &'static Setting, location: String) {
+        self.0.push((setting, location));
     }
 
     fn given(&self, table: Option<&str>, name: &str) -> Option<String> {
         let own = |(setting, _): &&(&Setting, String)| setting.table == table && setting.name == name;
-        self.0.iter().rev().find(own).map(|(_, place)| place.clone())
+        self.0.iter().rev().find(own).map(|(_, location)| location.clone())
     }
 
     /// The place of a setting; its flag if it was not given.
@@ -35,25 +35,25 @@ impl SettingSources {
     }
 }
 
-pub(super) fn check(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
+pub(super) fn check(config: &Config, sources: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     if !config.auth && !config.insecure && !is_loopback(config.listen) {
         let problem = format!(
             "auth = off would open {} to everybody; listen on loopback, or say --insecure as well",
             config.listen
         );
-        mistakes.push(ConfigMistake::new(places.of("auth"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("auth"), problem));
     }
     for (given, name, other, missing) in [
         (&config.tls_cert, "tls_cert", &config.tls_key, "--tls-key"),
         (&config.tls_key, "tls_key", &config.tls_cert, "--tls-cert"),
     ] {
         if given.is_some() && other.is_none() {
-            mistakes.push(ConfigMistake::new(places.of(name), format!("needs {missing} as well")));
+            mistakes.push(ConfigMistake::new(sources.of(name), format!("needs {missing} as well")));
         }
     }
     if config.proxy_protocol && config.trusted_proxies.is_empty() {
         let problem = "needs --trusted-proxy as well: whose connections begin with the header".to_owned();
-        mistakes.push(ConfigMistake::new(places.of("proxy_protocol"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("proxy_protocol"), problem));
     }
     let [amqp, management] = [config.amqp_url.is_some(), config.amqp_management_url.is_some()];
     for (given, name, other, missing) in [
@@ -61,38 +61,38 @@ pub(super) fn check(config: &Config, places: &SettingSources, mistakes: &mut Vec
         (management, "amqp_management_url", amqp, "--amqp-url"),
     ] {
         if given && !other {
-            mistakes.push(ConfigMistake::new(places.of(name), format!("needs {missing} as well")));
+            mistakes.push(ConfigMistake::new(sources.of(name), format!("needs {missing} as well")));
         }
     }
     if amqp && config.store == StoreKind::None {
         let problem = "needs a store, which has the queues of accounts: store = none keeps nothing";
-        mistakes.push(ConfigMistake::new(places.of("amqp_url"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("amqp_url"), problem));
     }
     if config.otlp_endpoint.is_none() && config.trace_sample_ratio != SampleRatio::default() {
         let problem = "needs --otlp-endpoint as well: where traces are sent".to_owned();
-        mistakes.push(ConfigMistake::new(places.of("trace_sample_ratio"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("trace_sample_ratio"), problem));
     }
     if !is_loopback(config.admin_listen) && config.admin_token_file.is_none() {
         let problem = format!("{} is beyond loopback and needs --admin-token-file", config.admin_listen);
-        mistakes.push(ConfigMistake::new(places.of("admin_listen"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("admin_listen"), problem));
     }
     if collide(config.listen, config.admin_listen) {
-        let (earlier, other) = (places.of("listen"), config.listen);
+        let (earlier, other) = (sources.of("listen"), config.listen);
         let problem = format!("{} is taken by {earlier}, {other}", config.admin_listen);
-        mistakes.push(ConfigMistake::new(places.of("admin_listen"), problem));
+        mistakes.push(ConfigMistake::new(sources.of("admin_listen"), problem));
     }
-    cluster(config, places, mistakes);
-    scylla(config, places, mistakes);
-    limits(&config.limits, places, mistakes);
+    cluster(config, sources, mistakes);
+    scylla(config, sources, mistakes);
+    limits(&config.limits, sources, mistakes);
     let is_needed = config.directory.is_some() || (config.auth && !config.development());
     if is_needed && !config.directory_file().exists() {
-        mistakes.push(ConfigMistake::new(places.of("directory"), missing_directory(config)));
+        mistakes.push(ConfigMistake::new(sources.of("directory"), missing_directory(config)));
     }
 }
 
 /// Warns of values that are valid, and mostly unintended.
-pub(super) fn warn(config: &Config, places: &SettingSources, warnings: &mut Vec<ConfigMistake>) {
-    let mut odd = |name: &str, problem: String| warnings.push(ConfigMistake::new(places.of(name), problem));
+pub(super) fn warn(config: &Config, sources: &SettingSources, warnings: &mut Vec<ConfigMistake>) {
+    let mut odd = |name: &str, problem: String| warnings.push(ConfigMistake::new(sources.of(name), problem));
     for (name, path) in [
         ("config", config.config_file.as_ref()),
         ("data_dir", Some(&config.data_dir)),
@@ -114,8 +114,9 @@ pub(super) fn warn(config: &Config, places: &SettingSources, warnings: &mut Vec<
     log_filter::odd(&config.log).into_iter().for_each(|problem| odd("log", problem));
 }
 
-fn cluster(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
-    let mut wrong = |name: &str, problem: String| mistakes.push(ConfigMistake::new(places.of(name), problem));
+fn cluster(config: &Config, sources: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
+    let mut wrong =
+        |name: &str, problem: String| mistakes.push(ConfigMistake::new(sources.of(name), problem));
     let Some(gossip) = config.gossip_listen else {
         for (given, name) in [
             (config.peer_listen.is_some(), "peer_listen"),
@@ -159,10 +160,10 @@ fn cluster(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMi
         given.iter().for_each(|(_, name, _)| wrong(name, format!("needs {} as well", missing.join(" and "))));
     }
     if config.store == StoreKind::Embedded {
-        let place = if places.given(None, "store").is_some() { "store" } else { "gossip_listen" };
+        let location = if sources.given(None, "store").is_some() { "store" } else { "gossip_listen" };
         let problem = "the embedded store is on the disk of one node and cannot be that of a cluster; \
                        say --store scylla, which nodes share, or --store none, or leave --gossip-listen out";
-        wrong(place, problem.to_owned());
+        wrong(location, problem.to_owned());
     }
     for (name, address) in [("gossip_listen", Some(gossip)), ("peer_listen", config.peer_listen)] {
         let unspecified = address.filter(|address| address.ip().to_canonical().is_unspecified());
@@ -175,13 +176,13 @@ fn cluster(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMi
     let listeners = [("listen", config.listen), ("admin_listen", config.admin_listen)];
     for (name, other) in listeners {
         if let Some(peer) = config.peer_listen.filter(|peer| collide(*peer, other)) {
-            wrong("peer_listen", format!("{peer} is taken by {}, {other}", places.of(name)));
+            wrong("peer_listen", format!("{peer} is taken by {}, {other}", sources.of(name)));
         }
     }
 }
 
 /// Rules for the shared store: its required settings, and the settings that it alone has.
-fn scylla(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
+fn scylla(config: &Config, sources: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     if config.store != StoreKind::Scylla {
         let defaults = Config::default();
         for (given, name) in [
@@ -194,13 +195,13 @@ fn scylla(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMis
             (config.scylla_password_file.is_some(), "scylla_password_file"),
         ] {
             if given {
-                mistakes.push(ConfigMistake::new(places.of(name), "is for --store scylla".to_owned()));
+                mistakes.push(ConfigMistake::new(sources.of(name), "is for --store scylla".to_owned()));
             }
         }
         return;
     }
     let mut wrong =
-        |name: &str, problem: &str| mistakes.push(ConfigMistake::new(places.of(name), problem.to_owned()));
+        |name: &str, problem: &str| mistakes.push(ConfigMistake::new(sources.of(name), problem.to_owned()));
     if config.scylla_nodes.is_empty() {
         wrong("store", "needs --scylla-node as well, where a node of the database is");
     }
@@ -212,7 +213,7 @@ fn scylla(config: &Config, places: &SettingSources, mistakes: &mut Vec<ConfigMis
 }
 
 /// Rules over several limits.
-fn limits(limits: &Limits, places: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
+fn limits(limits: &Limits, sources: &SettingSources, mistakes: &mut Vec<ConfigMistake>) {
     const ARRIVES: &str = ", in which it arrives";
     let Limits { page_limit, page_limit_max, message_bytes, presence_data_bytes, token_bytes, .. } = *limits;
     let Limits { socket_message_bytes, http_body_bytes, header_bytes, token_ttl_default_ms, .. } = *limits;
@@ -239,16 +240,16 @@ fn limits(limits: &Limits, places: &SettingSources, mistakes: &mut Vec<ConfigMis
     ] {
         if value > than {
             let problem = format!("limits.{name}, {value}, is more than limits.{other}, {than}{why}");
-            mistakes.push(ConfigMistake::new(places.of_limits([name, other]), problem));
+            mistakes.push(ConfigMistake::new(sources.of_limits([name, other]), problem));
         }
     }
     if token_request_window_ms > nonce_memory_ms / 2 {
-        let place = places.of_limits(["nonce_memory_ms", "token_request_window_ms"]);
+        let location = sources.of_limits(["nonce_memory_ms", "token_request_window_ms"]);
         let problem = format!(
             "limits.token_request_window_ms, {token_request_window_ms}, is more than half of limits.nonce_memory_ms, \
              {nonce_memory_ms}: a request could be used again"
         );
-        mistakes.push(ConfigMistake::new(place, problem));
+        mistakes.push(ConfigMistake::new(location, problem));
     }
 }
 

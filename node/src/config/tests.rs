@@ -398,7 +398,7 @@ fn no_two_listeners_have_one_address() {
 
 #[test]
 fn limits_that_contradict_one_another_are_named() {
-    for (set, place, problem) in [
+    for (set, key, problem) in [
         ("page_limit = 1001", "page_limit", "page_limit, 1001, is more than limits.page_limit_max, 1000"),
         ("page_limit_max = 99", "page_limit_max", "page_limit, 100, is more than limits.page_limit_max, 99"),
         ("page_limit = 1001\npage_limit_max = 1001", "", ""),
@@ -445,7 +445,7 @@ fn limits_that_contradict_one_another_are_named() {
         let expected = if problem.is_empty() {
             vec![]
         } else {
-            vec![format!("f.toml:2: limits.{place}: limits.{problem}")]
+            vec![format!("f.toml:2: limits.{key}: limits.{problem}")]
         };
         assert_eq!(mistakes, expected, "{set}");
     }

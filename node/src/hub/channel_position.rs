@@ -59,8 +59,8 @@ impl ChannelPosition {
     }
 
     /// The own sequence at an offset, valid while `others` is none.
-    pub(super) fn sequence_at(&self, place: u64) -> u64 {
-        place.saturating_sub(self.offset - self.own.sequence)
+    pub(super) fn sequence_at(&self, offset: u64) -> u64 {
+        offset.saturating_sub(self.offset - self.own.sequence)
     }
 
     /// Adds `count` messages that were published at another node, up to `last`.

@@ -222,9 +222,9 @@ impl Hub {
         let Some(channel) = self.live(&forwarded.key) else { return };
         let mut state = channel.state.lock();
         // Messages that arrive before the incarnation has announced its sequence count as missed, so that the received ones have no gap.
-        let is_whole = matches!(state.attach_barrier, BarrierState::NotStarted)
+        let is_contiguous = matches!(state.attach_barrier, BarrierState::NotStarted)
             || state.contiguous.contains(forwarded.incarnation);
-        if state.removed || !is_whole || state.position.includes(forwarded.last()) {
+        if state.removed || !is_contiguous || state.position.includes(forwarded.last()) {
             return;
         }
         self.deliver_new(&channel, &mut state, forwarded);

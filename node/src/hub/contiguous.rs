@@ -17,23 +17,23 @@ impl ContiguousSequences {
         self.0.get_or_insert_default().advance(stamp.incarnation, stamp.sequence);
     }
 
-    pub(super) fn remove(&mut self, run: u64) {
+    pub(super) fn remove(&mut self, incarnation: u64) {
         if let Some(reached) = &mut self.0 {
-            reached.retain(|one| one != run);
+            reached.retain(|one| one != incarnation);
         }
         self.0.take_if(|reached| reached.is_empty());
     }
 
-    pub(super) fn up_to(&self, run: u64) -> Option<u64> {
-        self.0.as_ref()?.sequence_of(run)
+    pub(super) fn up_to(&self, incarnation: u64) -> Option<u64> {
+        self.0.as_ref()?.sequence_of(incarnation)
     }
 
-    pub(super) fn contains(&self, run: u64) -> bool {
-        self.up_to(run).is_some()
+    pub(super) fn contains(&self, incarnation: u64) -> bool {
+        self.up_to(incarnation).is_some()
     }
 
     pub(super) fn incarnations(&self) -> impl Iterator<Item = u64> {
-        self.0.iter().flat_map(|reached| reached.entries()).map(|(run, _)| *run)
+        self.0.iter().flat_map(|reached| reached.entries()).map(|(incarnation, _)| *incarnation)
     }
 
     /// The position `here` joined with the contiguous sequences.
@@ -41,7 +41,7 @@ impl ContiguousSequences {
         let reached = self.0.iter().flat_map(|reached| reached.entries());
         reached
             .filter(|(_, sequence)| *sequence > 0)
-            .for_each(|(run, sequence)| here.advance(*run, *sequence));
+            .for_each(|(incarnation, sequence)| here.advance(*incarnation, *sequence));
         here
     }
 }
@@ -50,16 +50,21 @@ impl State {
     /// Clamps a position to the last real messages: sequences above the received one, up to the contiguous one, are
     /// gaps by design.
     pub(super) fn clamp_position<'a>(&self, position: &'a Serial) -> Cow<'a, Serial> {
-        let received =
-            |run| self.position.others.as_ref().and_then(|others| others.sequence_of(run)).unwrap_or(0);
-        let is_without =
-            |run, sequence| received(run) < sequence && self.contiguous.up_to(run) >= Some(sequence);
-        if !position.entries().iter().any(|(run, sequence)| is_without(*run, *sequence)) {
+        let received = |incarnation| {
+            self.position.others.as_ref().and_then(|others| others.sequence_of(incarnation)).unwrap_or(0)
+        };
+        let is_without = |incarnation, sequence| {
+            received(incarnation) < sequence && self.contiguous.up_to(incarnation) >= Some(sequence)
+        };
+        if !position.entries().iter().any(|(incarnation, sequence)| is_without(*incarnation, *sequence)) {
             return Cow::Borrowed(position);
         }
         let mut lowered = Serial::default();
-        for (run, sequence) in position.entries().iter().copied() {
-            lowered.advance(run, if is_without(run, sequence) { received(run) } else { sequence });
+        for (incarnation, sequence) in position.entries().iter().copied() {
+            lowered.advance(
+                incarnation,
+                if is_without(incarnation, sequence) { received(incarnation) } else { sequence },
+            );
         }
         Cow::Owned(lowered)
     }
@@ -78,19 +83,19 @@ mod tests {
 
     #[test]
     fn contiguous_set_keeps_highest_sequence_and_empty_has_no_heap() {
-        let mut whole = ContiguousSequences::default();
+        let mut contiguous = ContiguousSequences::default();
         for (incarnation, sequence) in [(8, 2), (7, 0), (8, 5), (8, 4)] {
-            whole.advance(Stamp { incarnation, sequence });
+            contiguous.advance(Stamp { incarnation, sequence });
         }
-        assert_eq!([7, 8, 9].map(|run| whole.up_to(run)), [Some(0), Some(5), None]);
-        assert_eq!(whole.incarnations().collect::<Vec<_>>(), [7, 8]);
-        assert_eq!(whole.join_into(Serial::single(8, 6)), Serial::single(8, 6));
-        assert_eq!(whole.join_into(Serial::single(9, 1)).entries(), [(8, 5), (9, 1)]);
-        whole.remove(9);
-        whole.remove(8);
-        assert!(whole.contains(7) && !whole.contains(8));
-        whole.remove(7);
-        assert!(whole.0.is_none());
+        assert_eq!([7, 8, 9].map(|incarnation| contiguous.up_to(incarnation)), [Some(0), Some(5), None]);
+        assert_eq!(contiguous.incarnations().collect::<Vec<_>>(), [7, 8]);
+        assert_eq!(contiguous.join_into(Serial::single(8, 6)), Serial::single(8, 6));
+        assert_eq!(contiguous.join_into(Serial::single(9, 1)).entries(), [(8, 5), (9, 1)]);
+        contiguous.remove(9);
+        contiguous.remove(8);
+        assert!(contiguous.contains(7) && !contiguous.contains(8));
+        contiguous.remove(7);
+        assert!(contiguous.0.is_none());
         assert_eq!(size_of::<ContiguousSequences>(), size_of::<usize>());
     }
 }

@@ -123,8 +123,8 @@ impl MessageDelivery {
     }
 
     /// Number and sizes of the messages after an offset. For messages of other nodes cut in the middle, an estimate from their mean size.
-    pub fn amount_after(&self, place: u64) -> Amount {
-        let (skip, count) = (self.before(place), self.count());
+    pub fn amount_after(&self, offset: u64) -> Amount {
+        let (skip, count) = (self.before(offset), self.count());
         match &self.content {
             DeliveryContent::Own(published) => {
                 published.amount_after(published.last().sequence.saturating_sub(count - skip))
@@ -179,8 +179,8 @@ impl MessageDelivery {
     }
 
     /// The frame of only the messages after an offset, which must not be empty.
-    pub fn frame_after(&self, format: Format, place: u64) -> Bytes {
-        match self.before(place) {
+    pub fn frame_after(&self, format: Format, offset: u64) -> Bytes {
+        match self.before(offset) {
             0 => self.frame(format),
             skip => self.encode(format, skip as usize, &self.position.serial()),
         }
@@ -198,8 +198,8 @@ impl MessageDelivery {
     }
 
     /// How many of the messages are at or before the offset.
-    fn before(&self, place: u64) -> u64 {
-        place.saturating_sub(self.offset() - self.count()).min(self.count())
+    fn before(&self, offset: u64) -> u64 {
+        offset.saturating_sub(self.offset() - self.count()).min(self.count())
     }
 
     fn encode(&self, format: Format, skip: usize, serial: &Serial) -> Bytes {

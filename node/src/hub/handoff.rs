@@ -146,7 +146,7 @@ impl Hub {
         &self,
         channel: &Arc<Channel>,
         handed: ReplayHandoff<ForwardedMessages>,
-        have_gone: impl Fn(u64) -> bool,
+        have_ended: impl Fn(u64) -> bool,
     ) -> bool {
         let mut state = channel.state.lock();
         self.ensure_replay_buffer(&mut state);
@@ -154,10 +154,10 @@ impl Hub {
         let begins = state.replay_buffer.as_ref().map(|ring| ring.start_position().serial());
         let meets = begins.is_some_and(|begins| handed.end.covers(&begins));
         let mut unheard = handed.end.clone();
-        unheard.retain(|run| !state.knows_incarnation(run) && have_gone(run));
+        unheard.retain(|incarnation| !state.knows_incarnation(incarnation) && have_ended(incarnation));
         let known = state.position.serial().join(&unheard);
-        let is_whole = state.in_doubt.is_empty() && known.covers(&handed.end);
-        let is_taken = is_whole && meets && self.prepend_handoff(channel, &mut state, handed, &unheard);
+        let is_contiguous = state.in_doubt.is_empty() && known.covers(&handed.end);
+        let is_taken = is_contiguous && meets && self.prepend_handoff(channel, &mut state, handed, &unheard);
         drop(state);
         self.enforce_budget();
         is_taken
@@ -181,7 +181,7 @@ impl Hub {
         }
         let mut begin = handed.begin;
         if is_behind {
-            begin.retain(|run| unheard.sequence_of(run).is_some());
+            begin.retain(|incarnation| unheard.sequence_of(incarnation).is_some());
             begin = begin.join(&from.serial());
         }
         let unheard: Vec<Stamp> = Stamp::all_of(unheard).collect();
@@ -190,13 +190,13 @@ impl Hub {
         let mut earlier = handed.messages;
         earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
-        let Some(place) = from.offset.checked_sub(count).filter(|_| reached.covers(&begin)) else {
+        let Some(offset) = from.offset.checked_sub(count).filter(|_| reached.covers(&begin)) else {
             return false;
         };
         if earlier.is_empty() && !unheard.is_empty() {
             return true;
         }
-        let mut before = HandoffPosition { own: from.own.incarnation, offset: place, received: begin };
+        let mut before = HandoffPosition { own: from.own.incarnation, offset, received: begin };
         let begin = before.position();
         let mut deliveries = Vec::with_capacity(earlier.len());
         for (one, age_ms) in earlier {

@@ -8,17 +8,17 @@ use std::ops::Deref;
 pub(super) struct IncarnationSet(Option<Box<Vec<u64>>>);
 
 impl IncarnationSet {
-    pub(super) fn add(&mut self, run: u64) {
-        if !self.contains(&run) {
-            self.0.get_or_insert_default().push(run);
+    pub(super) fn add(&mut self, incarnation: u64) {
+        if !self.contains(&incarnation) {
+            self.0.get_or_insert_default().push(incarnation);
         }
     }
 
-    pub(super) fn remove(&mut self, run: u64) {
-        if let Some(runs) = &mut self.0 {
-            runs.retain(|one| *one != run);
+    pub(super) fn remove(&mut self, incarnation: u64) {
+        if let Some(incarnations) = &mut self.0 {
+            incarnations.retain(|one| *one != incarnation);
         }
-        self.0.take_if(|runs| runs.is_empty());
+        self.0.take_if(|incarnations| incarnations.is_empty());
     }
 }
 
@@ -37,8 +37,8 @@ mod tests {
     #[test]
     fn each_is_there_once_and_none_takes_no_room() {
         let mut set = IncarnationSet::default();
-        for run in [7, 8, 7] {
-            set.add(run);
+        for incarnation in [7, 8, 7] {
+            set.add(incarnation);
         }
         assert_eq!(*set, [7, 8]);
         set.remove(9);

@@ -94,7 +94,7 @@ impl Hub {
             (BarrierState::NotStarted, Some(interest)) => {
                 let AnnounceResult { is_done, unreachable } =
                     interest.announce(channel.key(), channel.number, state.position.own.sequence);
-                unreachable.into_iter().for_each(|run| state.mark_in_doubt(run));
+                unreachable.into_iter().for_each(|incarnation| state.mark_in_doubt(incarnation));
                 if !is_done {
                     state.attach_barrier = BarrierState::Waiting(vec![waiter()]);
                     return None;
@@ -106,11 +106,11 @@ impl Hub {
     }
 
     /// Ends the attach barrier: every peer forwards the channel or is unreachable, in which case `is_whole` is false.
-    pub fn pass_barrier(&self, key: &ChannelKey, number: u64, is_whole: bool) {
+    pub fn pass_barrier(&self, key: &ChannelKey, number: u64, is_complete: bool) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let before = {
             let mut state = channel.state.lock();
-            if !is_whole && matches!(state.attach_barrier, BarrierState::Waiting(_)) {
+            if !is_complete && matches!(state.attach_barrier, BarrierState::Waiting(_)) {
                 state.invalidate_positions();
                 self.has_unannounced_gap.store(true, Ordering::SeqCst);
             }
@@ -141,10 +141,10 @@ impl Hub {
     }
 
     /// Records sequences of retired incarnations, so that serials which name them are known here.
-    pub fn learn_retired_sequences(&self, key: &ChannelKey, number: u64, gone: &[Stamp]) {
+    pub fn learn_retired_sequences(&self, key: &ChannelKey, number: u64, retired: &[Stamp]) {
         let Some(channel) = self.live(key).filter(|channel| channel.number == number) else { return };
         let mut state = channel.state.lock();
-        let news: Vec<Stamp> = gone.iter().filter(|stamp| !state.accounts_for(**stamp)).copied().collect();
+        let news: Vec<Stamp> = retired.iter().filter(|stamp| !state.accounts_for(**stamp)).copied().collect();
         if news.is_empty() {
             return;
         }
@@ -256,7 +256,9 @@ impl Hub {
     pub fn with_position<R>(&self, key: &ChannelKey, act: impl FnOnce(u64, Serial) -> R) -> R {
         self.with_channel(key, |_, state| {
             let mut known = state.contiguous.join_into(state.position.serial());
-            known.retain(|run| run != self.incarnation && !state.in_doubt.contains(&run));
+            known.retain(|incarnation| {
+                incarnation != self.incarnation && !state.in_doubt.contains(&incarnation)
+            });
             act(state.position.own.sequence, known)
         })
     }

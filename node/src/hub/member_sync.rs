@@ -70,8 +70,8 @@ impl MemberSync {
     /// Decides whether an event is sent. Events come in the order of their numbers.
     pub fn judge(&mut self, delivery: &Arc<PresenceDelivery>) -> SyncVerdict {
         let event = &delivery.event;
-        let place = self.pages.partition_point(|(end, _)| *end < event.member);
-        let page = self.pages.get(place).map(|(_, sequence)| *sequence);
+        let index = self.pages.partition_point(|(end, _)| *end < event.member);
+        let page = self.pages.get(index).map(|(_, sequence)| *sequence);
         // A later page will contain a member that no page contained yet, in its state of then.
         let covered = page.or(self.last).is_none_or(|sequence| event.sequence <= sequence);
         match (covered, self.last) {

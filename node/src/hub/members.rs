@@ -123,14 +123,14 @@ impl ChannelMembers {
 
     /// The page of members after `after`.
     pub(super) fn page(&mut self, channel: &str, format: Format, after: Option<&MemberId>) -> MemberPage {
-        let place = (format == Format::Json, after.cloned());
-        if let Some(page) = self.pages.get(&place) {
+        let page_key = (format == Format::Json, after.cloned());
+        if let Some(page) = self.pages.get(&page_key) {
             return page.clone();
         }
         let page = self.encode(channel, format, after);
         if self.pages_bytes + page.frame.len() <= KEPT_BYTES_MAX {
             self.pages_bytes += page.frame.len();
-            self.pages.insert(place, page.clone());
+            self.pages.insert(page_key, page.clone());
         }
         page
     }

@@ -293,8 +293,8 @@ impl Hub {
             &timestamp_ms.to_be_bytes(),
         ];
         let digest = parts.into_iter().fold(Digest::default(), Digest::of).number();
-        let place = (key.clone(), client_id.clone());
-        self.roster.put(*connection_id, owner, self.presence_sequence(), place, digest);
+        let member_key = (key.clone(), client_id.clone());
+        self.roster.put(*connection_id, owner, self.presence_sequence(), member_key, digest);
     }
 
     /// Whether the channel has members, and the number of the last event. Later events reach every target attached by

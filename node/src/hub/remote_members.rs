@@ -58,15 +58,16 @@ impl Hub {
                     |id: &MemberId| members.binary_search_by(|remote| remote.member.cmp(id)).is_ok();
                 let behind = state.members.iter().flat_map(|present| present.behind(after.as_ref()));
                 let within = behind.take_while(|(id, _)| end.as_ref().is_none_or(|end| *id <= end));
-                let gone =
+                let unlisted =
                     within.filter(|(id, member)| !is_listed(id) && self.is_stale(id, member, by, known));
-                let gone: Vec<_> = gone.map(|(id, member)| (id.clone(), member.data.clone())).collect();
-                self.remove_unlisted(channel, state, gone);
+                let unlisted: Vec<_> =
+                    unlisted.map(|(id, member)| (id.clone(), member.data.clone())).collect();
+                self.remove_unlisted(channel, state, unlisted);
             }
             for remote in members {
                 // The peer may know less than this node about members of other nodes, for example that one has left.
-                let run = remote.owner.incarnation;
-                if run == by || (!is_present(state, &remote.member) && !passes_over(run)) {
+                let incarnation = remote.owner.incarnation;
+                if incarnation == by || (!is_present(state, &remote.member) && !passes_over(incarnation)) {
                     self.put_remote_member(channel, state, remote, false);
                 }
             }
@@ -78,9 +79,9 @@ impl Hub {
         let Some(_) = self.live(key) else { return };
         self.with_channel(key, |channel, state| {
             let present = state.members.iter().flat_map(|present| present.iter());
-            let gone = present.filter(|(id, member)| self.is_stale(id, member, by, known));
-            let gone: Vec<_> = gone.map(|(id, member)| (id.clone(), member.data.clone())).collect();
-            self.remove_unlisted(channel, state, gone);
+            let unlisted = present.filter(|(id, member)| self.is_stale(id, member, by, known));
+            let unlisted: Vec<_> = unlisted.map(|(id, member)| (id.clone(), member.data.clone())).collect();
+            self.remove_unlisted(channel, state, unlisted);
         });
     }
 
@@ -117,8 +118,8 @@ impl Hub {
     }
 
     /// The digests of an incarnation's members.
-    pub fn presence_digests(&self, run: u64) -> PresenceDigests {
-        self.roster.digests(run)
+    pub fn presence_digests(&self, incarnation: u64) -> PresenceDigests {
+        self.roster.digests(incarnation)
     }
 
     /// Connections with members, of the incarnations for which `is_match` holds. Visits every connection.
@@ -169,8 +170,8 @@ impl Hub {
         }
     }
 
-    fn remove_unlisted(&self, channel: &Channel, state: &mut State, gone: Vec<(MemberId, MemberData)>) {
-        for (member, data) in gone {
+    fn remove_unlisted(&self, channel: &Channel, state: &mut State, unlisted: Vec<(MemberId, MemberData)>) {
+        for (member, data) in unlisted {
             let timestamp_ms = self.clock.stamp_ms(channel.key());
             self.remove_remote_member(channel, state, member, data, timestamp_ms);
         }

@@ -239,13 +239,13 @@ impl ReplayBuffer {
     }
 
     /// Whether every message after the offset is in the buffer.
-    pub(super) fn reaches_back_to(&self, place: u64) -> bool {
-        self.begin.offset <= place
+    pub(super) fn reaches_back_to(&self, offset: u64) -> bool {
+        self.begin.offset <= offset
     }
 
     /// The offset with the present generation.
-    pub(super) fn local_offset(&self, place: u64) -> LocalOffset {
-        LocalOffset { offset: place, generation: Some(self.used_again.0) }
+    pub(super) fn local_offset(&self, offset: u64) -> LocalOffset {
+        LocalOffset { offset, generation: Some(self.used_again.0) }
     }
 
     /// Whether no other messages have taken the offset since it was found.
@@ -275,15 +275,15 @@ impl ReplayBuffer {
 
     /// The channel's position at an offset, if a delivery ends there.
     pub(super) fn position_at(&self, local_offset: LocalOffset) -> Option<&ChannelPosition> {
-        let place = self.is_valid(local_offset).then_some(local_offset.offset)?;
-        let found = self.entries.binary_search_by_key(&place, |entry| entry.delivery.offset());
+        let offset = self.is_valid(local_offset).then_some(local_offset.offset)?;
+        let found = self.entries.binary_search_by_key(&offset, |entry| entry.delivery.offset());
         let found = found.ok().map(|at| self.entries[at].delivery.position());
-        found.or_else(|| Some(&self.begin).filter(|begin| begin.offset == place))
+        found.or_else(|| Some(&self.begin).filter(|begin| begin.offset == offset))
     }
 
     /// Age of the first message after the offset, in milliseconds.
-    pub(super) fn age_ms(&self, place: u64, now_ms: u64) -> u64 {
-        let first = self.entries.partition_point(|entry| entry.delivery.offset() <= place);
+    pub(super) fn age_ms(&self, offset: u64, now_ms: u64) -> u64 {
+        let first = self.entries.partition_point(|entry| entry.delivery.offset() <= offset);
         self.entries.get(first).map_or(0, |entry| now_ms.saturating_sub(entry.at_ms))
     }
 
@@ -306,8 +306,8 @@ impl ReplayBuffer {
     }
 
     /// The deliveries with messages after the offset, oldest first: at least one if there is one, and about `bytes_max` at most.
-    pub(super) fn after(&self, place: u64, bytes_max: usize) -> Vec<Arc<MessageDelivery>> {
-        let first = self.entries.partition_point(|entry| entry.delivery.offset() <= place);
+    pub(super) fn after(&self, offset: u64, bytes_max: usize) -> Vec<Arc<MessageDelivery>> {
+        let first = self.entries.partition_point(|entry| entry.delivery.offset() <= offset);
         let mut bytes = 0;
         let within = self.entries.range(first..).take_while(|entry| {
             let fits = bytes < bytes_max;
@@ -341,8 +341,8 @@ mod tests {
         ReplayBudget::new(&limits)
     }
 
-    fn at(place: u64) -> ChannelPosition {
-        ChannelPosition::own(Stamp { incarnation: 9, sequence: place })
+    fn at(offset: u64) -> ChannelPosition {
+        ChannelPosition::own(Stamp { incarnation: 9, sequence: offset })
     }
 
     fn sequences(ring: &ReplayBuffer, after: u64) -> Vec<u64> {

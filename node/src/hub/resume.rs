@@ -144,7 +144,7 @@ impl Hub {
     }
 
     pub(super) fn start(&self, state: &State, position: &Serial) -> ResumeStart {
-        let place = state.position.offset;
+        let offset = state.position.offset;
         // An empty position states nothing, not even that the client has no message.
         if !state.in_doubt.is_empty() || position.is_empty() {
             return ResumeStart::Unknown;
@@ -168,14 +168,17 @@ impl Hub {
             return state.replay_buffer.as_deref().and_then(replay).unwrap_or(ResumeStart::Unknown);
         }
         // No message of another incarnation was received.
-        let own = position.entries().iter().all(|(run, sequence)| *run == self.incarnation || *sequence == 0);
+        let own = position
+            .entries()
+            .iter()
+            .all(|(incarnation, sequence)| *incarnation == self.incarnation || *sequence == 0);
         // The client was attached at a node that forwards completely, before a message was numbered here.
-        let is_contiguous = |(run, _): &(u64, u64)| state.contiguous.contains(*run);
+        let is_contiguous = |(incarnation, _): &(u64, u64)| state.contiguous.contains(*incarnation);
         let is_of_others = !position.entries().is_empty() && position.entries().iter().all(is_contiguous);
         let sequence = position.sequence_of(self.incarnation).or(is_of_others.then_some(0)).filter(|_| own);
         match (sequence.map(|sequence| state.position.offset_of(sequence)), &state.replay_buffer) {
-            (Some(after), _) if after == place => ResumeStart::Live,
-            (Some(after), Some(ring)) if after < place && ring.reaches_back_to(after) => {
+            (Some(after), _) if after == offset => ResumeStart::Live,
+            (Some(after), Some(ring)) if after < offset && ring.reaches_back_to(after) => {
                 ResumeStart::Replay { after: ring.local_offset(after), is_exact: true }
             }
             _ => ResumeStart::Unknown,
@@ -224,7 +227,7 @@ impl Channel {
     pub fn backfill(
         &self,
         position: &Serial,
-        place: LocalOffset,
+        local_offset: LocalOffset,
         missed: Vec<ForwardedMessages>,
     ) -> Option<ChannelBackfill> {
         let mut has = position.clone();
@@ -233,7 +236,7 @@ impl Channel {
             has = has.join(&delivery.position().serial());
             deliveries.push((delivery, has.clone()));
         }
-        let here = self.position_at(place);
+        let here = self.position_at(local_offset);
         // The peer has everything that was published here, except sequence gaps by design.
         let own = self.state.lock().position.own.incarnation;
         has.advance(own, here.sequence_of(own).unwrap_or(0));
@@ -241,9 +244,9 @@ impl Channel {
     }
 
     /// Whether [`Channel::pull`] can continue after this offset.
-    pub fn can_replay_from(&self, place: u64) -> bool {
+    pub fn can_replay_from(&self, offset: u64) -> bool {
         let state = self.state.lock();
-        place == state.position.offset || reaches(&state, place)
+        offset == state.position.offset || reaches(&state, offset)
     }
 
     /// The offset of an own message, valid while there are none of other incarnations.

@@ -27,45 +27,45 @@ struct RetiredSequences {
 impl RetiredPositions {
     /// Removes these incarnations from the channel's position and reserves a sequence without a message, which separates later positions
     /// from earlier ones.
-    fn retire(&mut self, mark: &mut ChannelPosition, runs: &[u64]) {
+    fn retire(&mut self, mark: &mut ChannelPosition, incarnations: &[u64]) {
         let Some(others) = &mark.others else { return };
-        let is_gone = |run: &u64| runs.contains(run);
-        if !others.entries().iter().any(|(run, _)| is_gone(run)) {
+        let is_retired = |incarnation: &u64| incarnations.contains(incarnation);
+        if !others.entries().iter().any(|(incarnation, _)| is_retired(incarnation)) {
             return;
         }
-        let gone = self.0.get_or_insert_default();
+        let retired = self.0.get_or_insert_default();
         let mut kept = Serial::default();
-        for (run, sequence) in others.entries().iter().copied() {
-            if !is_gone(&run) {
-                kept.advance(run, sequence);
-            } else if gone.sequences.entries().len() < INCARNATIONS_MAX {
-                gone.sequences.advance(run, sequence);
+        for (incarnation, sequence) in others.entries().iter().copied() {
+            if !is_retired(&incarnation) {
+                kept.advance(incarnation, sequence);
+            } else if retired.sequences.entries().len() < INCARNATIONS_MAX {
+                retired.sequences.advance(incarnation, sequence);
             }
         }
         mark.others = Some(Arc::new(kept));
         mark.own.sequence += 1;
-        gone.since = mark.own.sequence;
+        retired.since = mark.own.sequence;
     }
 
     /// Adds the retired sequences to a position that was given out after their removal.
     pub(super) fn complete(&self, position: &Serial, own: u64) -> Serial {
         match &self.0 {
-            Some(gone) if position.covers_one(own, gone.since) => position.join(&gone.sequences),
+            Some(retired) if position.covers_one(own, retired.since) => position.join(&retired.sequences),
             _ => position.clone(),
         }
     }
 
     /// The position `here` with the retired incarnations added.
     pub(super) fn join_into(&self, here: &Serial) -> Serial {
-        self.0.as_ref().map_or_else(|| here.clone(), |gone| here.join(&gone.sequences))
+        self.0.as_ref().map_or_else(|| here.clone(), |retired| here.join(&retired.sequences))
     }
 
-    fn contains(&self, run: u64) -> bool {
-        self.0.as_ref().is_some_and(|gone| gone.sequences.sequence_of(run).is_some())
+    fn contains(&self, incarnation: u64) -> bool {
+        self.0.as_ref().is_some_and(|retired| retired.sequences.sequence_of(incarnation).is_some())
     }
 
     pub(super) fn includes(&self, stamp: Stamp) -> bool {
-        self.0.as_ref().is_some_and(|gone| gone.sequences.covers_one(stamp.incarnation, stamp.sequence))
+        self.0.as_ref().is_some_and(|retired| retired.sequences.covers_one(stamp.incarnation, stamp.sequence))
     }
 }
 
@@ -77,13 +77,13 @@ impl State {
     }
 
     /// Whether this node has received a message of the incarnation, or its announcement that it forwards the channel.
-    pub(super) fn knows_incarnation(&self, run: u64) -> bool {
+    pub(super) fn knows_incarnation(&self, incarnation: u64) -> bool {
         let is_received =
-            self.position.others.as_ref().is_some_and(|others| others.sequence_of(run).is_some());
+            self.position.others.as_ref().is_some_and(|others| others.sequence_of(incarnation).is_some());
         is_received
-            || self.retired.contains(run)
-            || self.contiguous.contains(run)
-            || run == self.position.own.incarnation
+            || self.retired.contains(incarnation)
+            || self.contiguous.contains(incarnation)
+            || incarnation == self.position.own.incarnation
     }
 }
 
@@ -91,25 +91,30 @@ impl Hub {
     /// Incarnations of other nodes that a position names or that forward a channel.
     pub fn known_incarnations(&self) -> HashSet<u64> {
         let channels: Vec<Arc<Channel>> = self.channels.iter().map(|entry| Arc::clone(&entry)).collect();
-        let mut runs = HashSet::new();
+        let mut incarnations = HashSet::new();
         for channel in &channels {
             let state = channel.state.lock();
-            runs.extend(state.contiguous.incarnations());
+            incarnations.extend(state.contiguous.incarnations());
             if let Some(others) = &state.position.others {
-                runs.extend(others.entries().iter().map(|(run, _)| *run));
+                incarnations.extend(others.entries().iter().map(|(incarnation, _)| *incarnation));
             }
         }
-        runs
+        incarnations
     }
 
     /// Retires incarnations that ended so long ago that every client that can still resume has all their messages.
-    pub fn retire_incarnations(&self, runs: &[u64]) {
+    pub fn retire_incarnations(&self, incarnations: &[u64]) {
         for channel in &self.all() {
             let state = &mut *channel.state.lock();
             // The serial of a client that comes from there may include a sequence gap by design.
-            let known = |run: &u64| state.contiguous.up_to(*run).map(|sequence| (*run, sequence));
-            let known: Vec<(u64, u64)> = runs.iter().filter_map(known).filter(|(_, of)| *of > 0).collect();
-            if !known.is_empty() || runs.iter().any(|run| state.has_received_from(*run)) {
+            let known = |incarnation: &u64| {
+                state.contiguous.up_to(*incarnation).map(|sequence| (*incarnation, sequence))
+            };
+            let known: Vec<(u64, u64)> =
+                incarnations.iter().filter_map(known).filter(|(_, of)| *of > 0).collect();
+            if !known.is_empty()
+                || incarnations.iter().any(|incarnation| state.has_received_from(*incarnation))
+            {
                 self.ensure_replay_buffer(state);
             }
             for (incarnation, sequence) in known {
@@ -119,11 +124,11 @@ impl Hub {
                 }
             }
             let before = state.position.own.sequence;
-            state.retired.retire(&mut state.position, runs);
+            state.retired.retire(&mut state.position, incarnations);
             if state.position.own.sequence > before {
                 self.has_unannounced_gap.store(true, Ordering::SeqCst);
             }
-            runs.iter().for_each(|run| state.contiguous.remove(*run));
+            incarnations.iter().for_each(|incarnation| state.contiguous.remove(*incarnation));
         }
     }
 }

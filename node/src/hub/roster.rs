@@ -141,8 +141,8 @@ impl Roster {
         self.incarnations.lock().keys().copied().collect()
     }
 
-    pub(super) fn digests(&self, run: u64) -> PresenceDigests {
-        self.incarnations.lock().get(&run).map_or([0; PARTS], |sum| sum.digests)
+    pub(super) fn digests(&self, incarnation: u64) -> PresenceDigests {
+        self.incarnations.lock().get(&incarnation).map_or([0; PARTS], |sum| sum.digests)
     }
 
     /// Connections with members, of all incarnations for which `is_match` holds. Visits every connection.
@@ -174,32 +174,33 @@ impl Roster {
     }
 
     fn add(&self, owner: SessionOwner, key: &ChannelKey, digest: u64) {
-        let mut runs = self.incarnations.lock();
-        let run = owner.incarnation;
-        let sum = runs.entry(run).or_insert(IncarnationDigests { members: 0, digests: [0; PARTS] });
+        let mut incarnations = self.incarnations.lock();
+        let incarnation = owner.incarnation;
+        let sum =
+            incarnations.entry(incarnation).or_insert(IncarnationDigests { members: 0, digests: [0; PARTS] });
         sum.members += 1;
         let part = &mut sum.digests[part_of(key)];
         *part = part.wrapping_add(share(digest, owner));
-        drop(runs);
-        if run == self.own {
+        drop(incarnations);
+        if incarnation == self.own {
             let mut account = self.member_counts.entry(key.account().clone()).or_default();
             *account.entry(key.name().clone()).or_default() += 1;
         }
     }
 
     fn subtract(&self, owner: SessionOwner, key: &ChannelKey, digest: u64) {
-        let mut runs = self.incarnations.lock();
-        let run = owner.incarnation;
-        if let Some(sum) = runs.get_mut(&run) {
+        let mut incarnations = self.incarnations.lock();
+        let incarnation = owner.incarnation;
+        if let Some(sum) = incarnations.get_mut(&incarnation) {
             sum.members -= 1;
             let part = &mut sum.digests[part_of(key)];
             *part = part.wrapping_sub(share(digest, owner));
             if sum.members == 0 {
-                runs.remove(&run);
+                incarnations.remove(&incarnation);
             }
         }
-        drop(runs);
-        if run != self.own {
+        drop(incarnations);
+        if incarnation != self.own {
             return;
         }
         if let Some(mut account) = self.member_counts.get_mut(key.account())

@@ -164,12 +164,12 @@ impl Channel {
     }
 
     /// Whether this node has received a message of the incarnation, or its announcement that it forwards the channel.
-    pub fn knows_incarnation(&self, run: u64) -> bool {
-        self.state.lock().knows_incarnation(run)
+    pub fn knows_incarnation(&self, incarnation: u64) -> bool {
+        self.state.lock().knows_incarnation(incarnation)
     }
 
     /// Whether an incarnation other than these is in doubt.
-    pub fn is_in_doubt_except(&self, runs: &[u64]) -> bool {
-        self.state.lock().in_doubt.iter().any(|run| !runs.contains(run))
+    pub fn is_in_doubt_except(&self, incarnations: &[u64]) -> bool {
+        self.state.lock().in_doubt.iter().any(|incarnation| !incarnations.contains(incarnation))
     }
 }

@@ -94,8 +94,8 @@ impl Subscribers {
     }
 
     /// Starts live delivery to a slot that has everything up to the offset.
-    pub fn go_live(&mut self, channel: u64, slot: u32, place: u64) {
-        self.set(channel, slot, |own| own.after_offset = place);
+    pub fn go_live(&mut self, channel: u64, slot: u32, offset: u64) {
+        self.set(channel, slot, |own| own.after_offset = offset);
     }
 
     /// Changes a slot's subscription.
@@ -124,8 +124,8 @@ impl Subscribers {
     /// Removes the slot; returns the channel when it was the last one here.
     pub fn remove(&mut self, channel: u64, slot: u32) -> Option<Arc<Channel>> {
         let local = self.channels.get_mut(&channel)?;
-        let place = local.subscribers.iter().position(|subscriber| subscriber.slot == slot)?;
-        let removed = local.subscribers.swap_remove(place);
+        let index = local.subscribers.iter().position(|subscriber| subscriber.slot == slot)?;
+        let removed = local.subscribers.swap_remove(index);
         local.count_off(&removed);
         if !local.subscribers.is_empty() {
             return None;
@@ -134,10 +134,10 @@ impl Subscribers {
     }
 
     /// The subscribers to check for a delivery that ends at the offset.
-    pub fn deliver(&mut self, channel: u64, place: u64) -> &[Subscriber] {
+    pub fn deliver(&mut self, channel: u64, offset: u64) -> &[Subscriber] {
         match self.channels.get_mut(&channel) {
             Some(local) => {
-                local.delivered = local.delivered.max(place);
+                local.delivered = local.delivered.max(offset);
                 &local.subscribers
             }
             None => &[],

@@ -84,8 +84,8 @@ pub(in crate::hub) fn delivery_of(sequences: std::ops::RangeInclusive<u64>) -> A
 }
 
 /// An offset of a buffer that has reused none.
-fn local_offset(place: u64) -> LocalOffset {
-    LocalOffset { offset: place, generation: Some(0) }
+fn local_offset(offset: u64) -> LocalOffset {
+    LocalOffset { offset, generation: Some(0) }
 }
 
 fn bare_message(sequence: u64) -> Message {

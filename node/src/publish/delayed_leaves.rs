@@ -69,29 +69,29 @@ struct LeaveOrder {
 impl LeaveQueue {
     /// Queues a leave. A new one for lost rights replaces the former; of a connection's ends the first counts.
     fn put(&mut self, order: LeaveOrder) {
-        let place = (order.leave.connection_id, order.leave.keeps.is_some());
+        let leave_key = (order.leave.connection_id, order.leave.keeps.is_some());
         let earlier = |queued: &LeaveOrder| queued.leave.owner >= order.leave.owner && queued.at <= order.at;
-        if order.leave.keeps.is_none() && self.orders.get(&place).is_some_and(earlier) {
+        if order.leave.keeps.is_none() && self.orders.get(&leave_key).is_some_and(earlier) {
             return;
         }
-        self.take(place);
-        self.due.insert((order.at, place));
-        self.orders.insert(place, order);
+        self.take(leave_key);
+        self.due.insert((order.at, leave_key));
+        self.orders.insert(leave_key, order);
     }
 
-    fn take(&mut self, place: LeaveKey) -> Option<LeaveOrder> {
-        let order = self.orders.remove(&place)?;
-        self.due.remove(&(order.at, place));
+    fn take(&mut self, leave_key: LeaveKey) -> Option<LeaveOrder> {
+        let order = self.orders.remove(&leave_key)?;
+        self.due.remove(&(order.at, leave_key));
         Some(order)
     }
 
     /// Takes the next due leave, or returns the time of the next one.
     fn next(&mut self, now: Instant) -> Result<LeaveOrder, Option<Instant>> {
-        let Some(&(at, place)) = self.due.first() else { return Err(None) };
+        let Some(&(at, leave_key)) = self.due.first() else { return Err(None) };
         if at > now {
             return Err(Some(at));
         }
-        self.take(place).ok_or(None)
+        self.take(leave_key).ok_or(None)
     }
 }
 
@@ -132,9 +132,9 @@ impl Publisher {
             routing.announce_takeover(taken);
         }
         let mut queue = self.inner.delayed_leaves.queue.lock();
-        let place = (connection_id, false);
-        if queue.orders.get(&place).is_some_and(|order| order.leave.owner < owner) {
-            queue.take(place);
+        let leave_key = (connection_id, false);
+        if queue.orders.get(&leave_key).is_some_and(|order| order.leave.owner < owner) {
+            queue.take(leave_key);
         }
     }
 

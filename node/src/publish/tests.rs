@@ -44,7 +44,7 @@ type HeldAnswer = Box<dyn FnOnce(&PublishTestStore) + Send>;
 
 #[derive(Default)]
 struct PublishTestStore {
-    asked: Mutex<Vec<PublishStoreCall>>,
+    calls: Mutex<Vec<PublishStoreCall>>,
     known: Mutex<HashMap<(IdScope, Box<str>), Stamp>>,
     find_error: Mutex<Option<StoreError>>,
     append_error: Mutex<Option<StoreError>>,
@@ -77,15 +77,15 @@ impl PublishTestStore {
         }
     }
 
-    fn take_asked(&self) -> Vec<PublishStoreCall> {
-        std::mem::take(&mut *self.asked.lock())
+    fn take_calls(&self) -> Vec<PublishStoreCall> {
+        std::mem::take(&mut *self.calls.lock())
     }
 }
 
 impl FakeStore for PublishTestStore {
     fn append(&self, published: Arc<PublishedMessages>, retention_hours: Option<u32>, done: StoreCallback) {
         let sequences = published.messages.iter().map(|message| message.sequence).collect();
-        self.asked.lock().push(PublishStoreCall::Append { sequences, retention_hours });
+        self.calls.lock().push(PublishStoreCall::Append { sequences, retention_hours });
         let error = self.append_error.lock().clone();
         if error.is_none() {
             let scope = IdScope {
@@ -102,7 +102,7 @@ impl FakeStore for PublishTestStore {
     }
 
     fn append_presence(&self, event: Arc<PresenceEvent>, retention_hours: Option<u32>, done: StoreCallback) {
-        self.asked.lock().push(PublishStoreCall::Presence { sequence: event.sequence, retention_hours });
+        self.calls.lock().push(PublishStoreCall::Presence { sequence: event.sequence, retention_hours });
         let error = self.append_error.lock().clone();
         self.hold_or_run(Box::new(move |_| done(error.map_or(Ok(()), Err))));
     }
@@ -112,7 +112,7 @@ impl FakeStore for PublishTestStore {
     }
 
     fn find_ids(&self, scope: IdScope, ids: Vec<Box<str>>, found: IdLookupCallback) {
-        self.asked.lock().push(PublishStoreCall::Find(ids.iter().map(ToString::to_string).collect()));
+        self.calls.lock().push(PublishStoreCall::Find(ids.iter().map(ToString::to_string).collect()));
         let error = self.find_error.lock().clone();
         self.hold_or_run(Box::new(move |store| {
             let stamps = |known: &HashMap<_, Stamp>| {

@@ -94,7 +94,7 @@ impl Modes {
 impl Session {
     /// True if the channel is still attached with any delivery.
     pub fn is_delivered(&self, channel: &ChannelName) -> bool {
-        self.find_attachment(channel).is_ok_and(|place| self.attached[place].modes.delivers())
+        self.find_attachment(channel).is_ok_and(|index| self.attached[index].modes.delivers())
     }
 
     /// Completes an [`Output::Attach`]. Op 9 tells the client the outcome, and whether a member list follows, whatever was requested since.
@@ -108,7 +108,7 @@ impl Session {
     ) {
         let Some(ticket) = reply.ticket else { return self.send_attached(reply, outcome, presence, out) };
         // The capability may have been narrowed while the start was searched.
-        let modes = self.find_attachment(&reply.channel).map_or(Modes(0), |place| self.attached[place].modes);
+        let modes = self.find_attachment(&reply.channel).map_or(Modes(0), |index| self.attached[index].modes);
         let result = if modes == Modes(0) {
             let error = "the capability no longer covers this channel".to_owned();
             PublishResult::Refused { code: code::CAPABILITY, error, reason: None }
@@ -127,9 +127,9 @@ impl Session {
         presence: bool,
         out: &mut Vec<Output>,
     ) {
-        let Ok(place) = self.find_attachment(channel) else { return };
+        let Ok(index) = self.find_attachment(channel) else { return };
         count_loss();
-        let modes = self.attached[place].modes;
+        let modes = self.attached[index].modes;
         let reply = AttachReply { channel: channel.clone(), id: None, modes, ticket: None, is_rewind: false };
         self.send_attached(&reply, &AttachOutcome { position, resumed: false, warning: None }, presence, out);
     }
@@ -161,7 +161,7 @@ impl Session {
         attach: &frame::Attach,
         out: &mut Vec<Output>,
     ) {
-        let asked = match attach.modes.as_deref().map(Modes::parse) {
+        let requested = match attach.modes.as_deref().map(Modes::parse) {
             None => Modes::ALL,
             Some(Some(modes)) => modes,
             Some(None) => {
@@ -170,7 +170,7 @@ impl Session {
             }
         };
         let granted = self.granted(&channel);
-        let (modes, publishes) = (Modes(asked.0 & granted.0), granted.holds(Operation::Publish));
+        let (modes, publishes) = (Modes(requested.0 & granted.0), granted.holds(Operation::Publish));
         if modes == Modes(0) {
             let error = "the capability covers none of the modes on this channel";
             return self.nack(id.as_deref(), code::CAPABILITY, error, None, out);
@@ -185,11 +185,11 @@ impl Session {
             Ok(rewind) => rewind.filter(|_| modes.holds(Operation::Subscribe)),
             Err(refused) => return self.answer(id.as_deref(), refused, out),
         };
-        let place = self.find_attachment(&channel);
+        let index = self.find_attachment(&channel);
         let was_delivered = self.is_delivered(&channel);
-        match place {
-            Ok(place) => {
-                let attachment = &mut self.attached[place];
+        match index {
+            Ok(index) => {
+                let attachment = &mut self.attached[index];
                 (attachment.modes, attachment.watches) = (modes, attach.occupancy);
             }
             Err(_) if self.attached.len() >= cx.limits.attached_channels => {
@@ -197,18 +197,18 @@ impl Session {
                 let error = format!("more than {} channels on one connection", cx.limits.attached_channels);
                 return self.nack(id.as_deref(), code::LIMIT, &error, Some("channel_limit"), out);
             }
-            Err(place) => {
+            Err(index) => {
                 // Most connections have one channel.
                 self.attached.reserve_exact(usize::from(self.attached.is_empty()));
                 self.attached.insert(
-                    place,
+                    index,
                     Attachment { channel: channel.clone(), modes, publishes, watches: attach.occupancy },
                 );
             }
         }
         // An unreadable serial is no position: delivery starts now, and the client is told so.
         let after = attach.serial.as_deref().and_then(|text| text.parse().ok());
-        let begin = match (place, attach.serial.is_some(), after, rewind) {
+        let begin = match (index, attach.serial.is_some(), after, rewind) {
             (Ok(_), ..) => DeliveryStart::Unchanged,
             (Err(_), true, Some(position), _) => DeliveryStart::After(position),
             (Err(_), false, _, Some(rewind)) => DeliveryStart::Rewind(rewind),
@@ -224,31 +224,31 @@ impl Session {
 
     pub(super) fn detach(&mut self, channel: ChannelName, id: Option<&str>, out: &mut Vec<Output>) {
         self.send(&ServerFrame::Detached { id, channel: channel.as_str(), error: None, code: None }, out);
-        if let Ok(place) = self.find_attachment(&channel) {
-            self.attached.remove(place);
+        if let Ok(index) = self.find_attachment(&channel) {
+            self.attached.remove(index);
             out.push(Output::Detach { channel });
         }
     }
 
     /// Whether messages, and whether presence, of a channel are delivered.
     pub fn takes(&self, channel: &ChannelName) -> (bool, bool) {
-        let modes = self.find_attachment(channel).map_or(Modes(0), |place| self.attached[place].modes);
+        let modes = self.find_attachment(channel).map_or(Modes(0), |index| self.attached[index].modes);
         (modes.holds(Operation::Subscribe), modes.holds(Operation::Presence))
     }
 
     /// Whether the credential may publish on a channel that is attached.
     pub fn publishes(&self, channel: &ChannelName) -> bool {
-        self.find_attachment(channel).is_ok_and(|place| self.attached[place].publishes)
+        self.find_attachment(channel).is_ok_and(|index| self.attached[index].publishes)
     }
 
     /// True if the client watches the occupancy of an attached channel.
     pub fn watches(&self, channel: &ChannelName) -> bool {
-        self.find_attachment(channel).is_ok_and(|place| self.attached[place].watches)
+        self.find_attachment(channel).is_ok_and(|index| self.attached[index].watches)
     }
 
     /// True if the channel is attached without any delivery.
     pub fn is_silent(&self, channel: &ChannelName) -> bool {
-        self.find_attachment(channel).is_ok_and(|place| !self.attached[place].modes.delivers())
+        self.find_attachment(channel).is_ok_and(|index| !self.attached[index].modes.delivers())
     }
 
     /// Attached channels, sorted by name.
@@ -259,15 +259,15 @@ impl Session {
     /// Removes modes that the present capability does not grant from all attached channels.
     pub(super) fn narrow(&mut self, out: &mut Vec<Output>) {
         out.push(Output::Leave(LeaveScope::NotGranted));
-        let mut place = 0;
-        while place < self.attached.len() {
-            let channel = self.attached[place].channel.clone();
+        let mut index = 0;
+        while index < self.attached.len() {
+            let channel = self.attached[index].channel.clone();
             let Attachment { modes: before, publishes: published, watches: watched, .. } =
-                self.attached[place];
+                self.attached[index];
             let granted = self.granted(&channel);
             let (modes, publishes) = (Modes(before.0 & granted.0), granted.holds(Operation::Publish));
             if modes == Modes(0) {
-                self.attached.remove(place);
+                self.attached.remove(index);
                 let error = Some("the capability no longer covers this channel");
                 let code = Some(code::CAPABILITY);
                 self.send(&ServerFrame::Detached { id: None, channel: channel.as_str(), error, code }, out);
@@ -275,9 +275,9 @@ impl Session {
                 continue;
             }
             let watches = watched && granted.delivers();
-            (self.attached[place].publishes, self.attached[place].watches) = (publishes, watches);
+            (self.attached[index].publishes, self.attached[index].watches) = (publishes, watches);
             if modes != before {
-                self.attached[place].modes = modes;
+                self.attached[index].modes = modes;
                 let reply = AttachReply { channel, id: None, modes, ticket: None, is_rewind: false };
                 out.push(Output::Attach {
                     delivers: modes.delivers(),
@@ -287,7 +287,7 @@ impl Session {
             } else if (publishes, watches) != (published, watched) {
                 out.push(Output::Recount { channel });
             }
-            place += 1;
+            index += 1;
         }
     }
 

@@ -19,8 +19,8 @@ impl Session {
         if cx.now_ms >= expires {
             let error = "the token has expired";
             self.disconnect(error, code::TOKEN_EXPIRED, close::CREDENTIAL, 0, CLOSE_AFTER_MS, out);
-        } else if !self.refresh_asked && cx.now_ms + REFRESH_AHEAD_MS >= expires {
-            self.refresh_asked = true;
+        } else if !self.refresh_requested && cx.now_ms + REFRESH_AHEAD_MS >= expires {
+            self.refresh_requested = true;
             self.send(&ServerFrame::AuthRequired { code: code::TOKEN_EXPIRED, expires }, out);
         }
     }
@@ -28,7 +28,7 @@ impl Session {
     /// Time at which [`Session::tick`] has work, in epoch milliseconds.
     pub fn due_ms(&self) -> Option<u64> {
         let expires = self.principal.expires_ms?;
-        Some(if self.refresh_asked { expires } else { expires.saturating_sub(REFRESH_AHEAD_MS) })
+        Some(if self.refresh_requested { expires } else { expires.saturating_sub(REFRESH_AHEAD_MS) })
     }
 
     pub(super) fn send_connected(&self, cx: Context<'_>, resumed: bool, out: &mut Vec<Output>) {
@@ -75,7 +75,7 @@ impl Session {
             return self.nack(id, code::TOKEN, "the token is of another clientId", None, out);
         }
         self.principal = Arc::new(principal);
-        self.refresh_asked = false;
+        self.refresh_requested = false;
         if let Some(id) = id {
             self.send(&ServerFrame::Ack { id, serials: None }, out);
         }

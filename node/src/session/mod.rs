@@ -84,7 +84,7 @@ pub struct Session {
     next_ticket: u64,
     in_flight: u32,
     in_flight_bytes: u32,
-    refresh_asked: bool,
+    refresh_requested: bool,
     ended: bool,
     ended_for_good: bool,
 }
@@ -108,7 +108,7 @@ impl Session {
             next_ticket: 0,
             in_flight: 0,
             in_flight_bytes: 0,
-            refresh_asked: false,
+            refresh_requested: false,
             ended: false,
             ended_for_good: false,
         }
@@ -305,8 +305,8 @@ impl Session {
         };
         let joins = is_concurrent(&request);
         match self.request_queue(&channel) {
-            Some(lane) if !joins || lane.has_waiting() => {
-                lane.wait(match refusal {
+            Some(queue) if !joins || queue.has_waiting() => {
+                queue.wait(match refusal {
                     None => WaitingRequest::Request(request),
                     Some(refused) => WaitingRequest::Refused { id: request.id, refused },
                 });
@@ -349,7 +349,7 @@ impl Session {
     ) {
         match request.body {
             Body::Message { messages, .. } => self.publish(cx, channel, request.id, messages, out),
-            Body::Presence(asked) => self.present(cx, channel, request.id, asked, refusal, out),
+            Body::Presence(presence) => self.present(cx, channel, request.id, presence, refusal, out),
             _ => {}
         }
     }
@@ -375,7 +375,7 @@ impl Session {
     }
 
     fn request_queue(&mut self, channel: &ChannelName) -> Option<&mut ChannelRequestQueue<WaitingRequest>> {
-        self.request_queues.iter_mut().find(|(name, _)| name == channel).map(|(_, lane)| lane)
+        self.request_queues.iter_mut().find(|(name, _)| name == channel).map(|(_, queue)| queue)
     }
 
     /// Refuses a request. One without an id is dropped without an answer.

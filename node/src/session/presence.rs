@@ -31,19 +31,19 @@ impl Session {
         cx: Context<'_>,
         channel: ChannelName,
         id: Option<String>,
-        asked: frame::PresenceRequest,
+        presence: frame::PresenceRequest,
         refusal: Option<PublishResult>,
         out: &mut Vec<Output>,
     ) {
         let checked = match refusal {
             Some(refusal) => Err(refusal),
-            None => self.check_presence(cx, &channel, &asked),
+            None => self.check_presence(cx, &channel, &presence),
         };
-        let (ticket, lane) = self.begin(&channel, id);
+        let (ticket, queue) = self.begin(&channel, id);
         let (client_id, action) = match checked {
             Ok(checked) => checked,
             Err(refusal) => {
-                lane.answer(ticket, refusal);
+                queue.answer(ticket, refusal);
                 return;
             }
         };
@@ -53,7 +53,7 @@ impl Session {
             member: MemberId { connection_id: self.ownership.connection_id, client_id },
             epoch: self.ownership.epoch,
             action,
-            data: asked.data,
+            data: presence.data,
         });
         out.push(Output::Present { ticket, request });
     }
@@ -67,16 +67,16 @@ impl Session {
         &self,
         cx: Context<'_>,
         channel: &ChannelName,
-        asked: &frame::PresenceRequest,
+        presence: &frame::PresenceRequest,
     ) -> Result<(ClientId, PresenceAction), PublishResult> {
         if !self.principal.allows(channel.as_str(), Operation::Presence) {
             let error = "the capability does not cover presence on this channel";
             return Err(refused(code::CAPABILITY, error));
         }
-        let Some(action) = PresenceAction::parse(&asked.action) else {
+        let Some(action) = PresenceAction::parse(&presence.action) else {
             return Err(refused(code::BAD_REQUEST, "action must be enter, update or leave"));
         };
-        let named = match &asked.client_id {
+        let named = match &presence.client_id {
             None => None,
             Some(name) => {
                 let error = |error: NameError| {

@@ -44,9 +44,9 @@ impl Session {
     /// Reports the outcome of an [`Output::Publish`] or [`Output::Present`]. A ticket that was answered before is ignored.
     pub fn answered(&mut self, cx: Context<'_>, ticket: u64, result: PublishResult, out: &mut Vec<Output>) {
         let answered =
-            self.request_queues.iter_mut().position(|(_, lane)| lane.answer(ticket, result.clone()));
-        let Some(place) = answered else { return };
-        let channel = self.request_queues[place].0.clone();
+            self.request_queues.iter_mut().position(|(_, queue)| queue.answer(ticket, result.clone()));
+        let Some(index) = answered else { return };
+        let channel = self.request_queues[index].0.clone();
         self.advance(cx, &channel, out);
     }
 
@@ -64,13 +64,13 @@ impl Session {
     ) -> (u64, &mut ChannelRequestQueue<WaitingRequest>) {
         self.next_ticket += 1;
         let ticket = self.next_ticket;
-        let place = self.request_queues.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
+        let index = self.request_queues.iter().position(|(name, _)| name == channel).unwrap_or_else(|| {
             self.request_queues.push((channel.clone(), ChannelRequestQueue::default()));
             self.request_queues.len() - 1
         });
-        let lane = &mut self.request_queues[place].1;
-        lane.begin(ticket, id);
-        (ticket, lane)
+        let queue = &mut self.request_queues[index].1;
+        queue.begin(ticket, id);
+        (ticket, queue)
     }
 
     /// Begins a publish whose turn has come; [`Session::advance`] sends a refusal as its answer.
@@ -83,13 +83,13 @@ impl Session {
         out: &mut Vec<Output>,
     ) {
         let refusal = self.refusal(cx, &channel, messages.len());
-        let (ticket, lane) = self.begin(&channel, id);
+        let (ticket, queue) = self.begin(&channel, id);
         if let Some(refused) = refusal {
-            lane.answer(ticket, refused);
+            queue.answer(ticket, refused);
             return;
         }
-        lane.queued |= messages.iter().any(|draft| draft.id.is_some());
-        let queued = lane.queued;
+        queue.queued |= messages.iter().any(|draft| draft.id.is_some());
+        let queued = queue.queued;
         let mut span = TraceSpan::first("publish", TraceSpanKind::Producer);
         span.concerns(channel.as_str(), messages.len());
         let request = Box::new(PublishRequest {
@@ -128,9 +128,9 @@ impl Session {
 
     /// Sends every answer whose turn has come, and runs requests that waited for it.
     pub(super) fn advance(&mut self, cx: Context<'_>, channel: &ChannelName, out: &mut Vec<Output>) {
-        while let Some(place) = self.request_queues.iter().position(|(name, _)| name == channel) {
-            let lane = &mut self.request_queues[place].1;
-            match lane.step(WaitingRequest::is_concurrent) {
+        while let Some(index) = self.request_queues.iter().position(|(name, _)| name == channel) {
+            let queue = &mut self.request_queues[index].1;
+            match queue.step(WaitingRequest::is_concurrent) {
                 RequestStep::Answer { id, result } => {
                     self.finish_request();
                     self.answer(id.as_deref(), result, out);
@@ -146,8 +146,8 @@ impl Session {
                     self.finish_request();
                     self.answer(id.as_deref(), refused, out);
                 }
-                RequestStep::Idle if lane.is_empty() => {
-                    self.request_queues.swap_remove(place);
+                RequestStep::Idle if queue.is_empty() => {
+                    self.request_queues.swap_remove(index);
                 }
                 RequestStep::Idle => return,
             }

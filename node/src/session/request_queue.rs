@@ -67,8 +67,8 @@ impl<R> ChannelRequestQueue<R> {
 
     /// Begins a request: a new one with none waiting before it, or the one that [`ChannelRequestQueue::step`] has just returned.
     pub(super) fn begin(&mut self, ticket: u64, id: Option<String>) {
-        let place = self.slots.len() - self.waiting;
-        self.slots.insert(place, RequestSlot::Begun { ticket, id, answer: None });
+        let index = self.slots.len() - self.waiting;
+        self.slots.insert(index, RequestSlot::Begun { ticket, id, answer: None });
     }
 
     pub(super) fn wait(&mut self, request: R) {
@@ -98,11 +98,11 @@ impl<R> ChannelRequestQueue<R> {
         {
             return RequestStep::Answer { id, result };
         }
-        let place = self.slots.len() - self.waiting;
+        let index = self.slots.len() - self.waiting;
         let joins =
             |slot: &RequestSlot<R>| matches!(slot, RequestSlot::Waiting(request) if may_join(request));
-        if (place == 0 || self.slots.get(place).is_some_and(joins))
-            && let Some(RequestSlot::Waiting(request)) = self.slots.remove(place)
+        if (index == 0 || self.slots.get(index).is_some_and(joins))
+            && let Some(RequestSlot::Waiting(request)) = self.slots.remove(index)
         {
             self.waiting -= 1;
             return RequestStep::Run(request);
@@ -115,10 +115,10 @@ impl<R> ChannelRequestQueue<R> {
 mod tests {
     use super::*;
 
-    fn answers(lane: &mut ChannelRequestQueue<&'static str>) -> Vec<String> {
+    fn answers(queue: &mut ChannelRequestQueue<&'static str>) -> Vec<String> {
         let mut seen = Vec::new();
         loop {
-            match lane.step(|request| *request == "publish") {
+            match queue.step(|request| *request == "publish") {
                 RequestStep::Answer { id, .. } => seen.push(id.unwrap_or_default()),
                 RequestStep::Run(request) => seen.push(request.to_owned()),
                 RequestStep::Idle => return seen,
@@ -128,32 +128,32 @@ mod tests {
 
     #[test]
     fn answers_keep_the_order_of_the_requests() {
-        let mut lane = ChannelRequestQueue::default();
-        lane.begin(1, Some("a".into()));
-        lane.begin(2, Some("b".into()));
-        lane.wait("detach");
-        assert!(lane.answer(2, PublishResult::Unavailable));
-        assert!(!lane.answer(2, PublishResult::Unavailable), "answered once");
-        assert_eq!(answers(&mut lane), Vec::<String>::new());
-        assert!(lane.has_waiting());
-        assert!(lane.answer(1, PublishResult::Unavailable));
-        assert_eq!(answers(&mut lane), ["a", "b", "detach"]);
-        assert!(lane.is_empty());
-        assert!(!lane.answer(1, PublishResult::Unavailable));
+        let mut queue = ChannelRequestQueue::default();
+        queue.begin(1, Some("a".into()));
+        queue.begin(2, Some("b".into()));
+        queue.wait("detach");
+        assert!(queue.answer(2, PublishResult::Unavailable));
+        assert!(!queue.answer(2, PublishResult::Unavailable), "answered once");
+        assert_eq!(answers(&mut queue), Vec::<String>::new());
+        assert!(queue.has_waiting());
+        assert!(queue.answer(1, PublishResult::Unavailable));
+        assert_eq!(answers(&mut queue), ["a", "b", "detach"]);
+        assert!(queue.is_empty());
+        assert!(!queue.answer(1, PublishResult::Unavailable));
     }
 
     #[test]
     fn waiting_requests_are_answered_in_order_after_begun_ones() {
-        let mut lane = ChannelRequestQueue::default();
-        lane.begin(1, Some("a".into()));
-        lane.wait("publish");
-        lane.wait("detach");
-        lane.wait("publish");
-        assert_eq!(answers(&mut lane), ["publish"]);
-        lane.begin(2, Some("b".into()));
-        assert!(lane.answer(2, PublishResult::Unavailable));
-        assert_eq!(answers(&mut lane), Vec::<String>::new());
-        assert!(lane.answer(1, PublishResult::Unavailable));
-        assert_eq!(answers(&mut lane), ["a", "b", "detach", "publish"]);
+        let mut queue = ChannelRequestQueue::default();
+        queue.begin(1, Some("a".into()));
+        queue.wait("publish");
+        queue.wait("detach");
+        queue.wait("publish");
+        assert_eq!(answers(&mut queue), ["publish"]);
+        queue.begin(2, Some("b".into()));
+        assert!(queue.answer(2, PublishResult::Unavailable));
+        assert_eq!(answers(&mut queue), Vec::<String>::new());
+        assert!(queue.answer(1, PublishResult::Unavailable));
+        assert_eq!(answers(&mut queue), ["a", "b", "detach", "publish"]);
     }
 }

@@ -84,7 +84,7 @@ mod tests {
         let (first, is_first) = flight.ask();
         let (beside, is_beside) = flight.ask();
         assert!(is_first && !is_beside);
-        let asked = async {
+        let callers = async {
             while begun.load(Ordering::SeqCst) == 0 {
                 tokio::task::yield_now().await;
             }
@@ -96,7 +96,7 @@ mod tests {
                 assert_eq!(answered.await, Ok(2), "begun after it was asked for");
             }
         };
-        tokio::join!(flight.run(work), asked);
+        tokio::join!(flight.run(work), callers);
         let (last, is_first) = flight.ask();
         assert!(is_first, "nothing is under way");
         gate.add_permits(1);

@@ -33,14 +33,14 @@ impl Repeats {
     }
 
     fn happens_at(&self, subject: u64, now: Instant) -> Option<u64> {
-        let mut places = self.subjects.lock();
-        if places.len() >= SUBJECTS_MAX && !places.contains_key(&subject) {
-            places.retain(|_, place| place.is_resting(now));
-            if places.len() >= SUBJECTS_MAX {
+        let mut subjects = self.subjects.lock();
+        if subjects.len() >= SUBJECTS_MAX && !subjects.contains_key(&subject) {
+            subjects.retain(|_, repeats| repeats.is_resting(now));
+            if subjects.len() >= SUBJECTS_MAX {
                 return self.shared.lock().happens(now);
             }
         }
-        places.entry(subject).or_default().happens(now)
+        subjects.entry(subject).or_default().happens(now)
     }
 }
 
@@ -67,11 +67,11 @@ mod tests {
     fn call_site_logs_at_bounded_rate_with_suppressed_count() {
         let begun = Instant::now();
         let at = |seconds: u64| begun + Duration::from_secs(seconds);
-        let mut place = SubjectRepeats::default();
-        assert_eq!(place.happens(begun), Some(0));
-        assert_eq!((place.happens(at(1)), place.happens(at(9))), (None, None));
-        assert_eq!(place.happens(at(10)), Some(2));
-        assert_eq!(place.happens(at(20)), Some(0));
+        let mut repeats = SubjectRepeats::default();
+        assert_eq!(repeats.happens(begun), Some(0));
+        assert_eq!((repeats.happens(at(1)), repeats.happens(at(9))), (None, None));
+        assert_eq!(repeats.happens(at(10)), Some(2));
+        assert_eq!(repeats.happens(at(20)), Some(0));
     }
 
     #[test]

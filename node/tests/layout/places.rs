@@ -85,7 +85,10 @@ pub(crate) fn check_sleeps(tree: &Tree) -> Vec<String> {
         let code = code_only(text);
         let lines = ["sleep", "sleep_until"].iter().flat_map(|name| words(&code, name));
         findings.extend(lines.map(|at| {
-            format!("{path}:{}: sleep, but a test waits for a state, or uses cluster-tests/src/waits.rs", line_of(&code, at))
+            format!(
+                "{path}:{}: sleep, but a test waits for a state, or uses cluster-tests/src/waits.rs",
+                line_of(&code, at)
+            )
         }));
     }
     findings

@@ -206,9 +206,9 @@ fn a_mistake_in_a_function_or_topic_is_named_with_its_line() {
         ("sns", format!("{good}parallel = 65"), 11, "parallel", "from 1 to 64"),
     ] {
         let found = mistakes(&text(kind, &fields));
-        let place = format!("line {line}: tenants[0].accounts[0].integrations[0].{key}: ");
-        let is_named = |found: &String| found.starts_with(&place) && found.contains(reason);
-        assert!(found.len() == 1 && is_named(&found[0]), "{fields}\nis not {place}{reason}: {found:?}");
+        let location = format!("line {line}: tenants[0].accounts[0].integrations[0].{key}: ");
+        let is_named = |found: &String| found.starts_with(&location) && found.contains(reason);
+        assert!(found.len() == 1 && is_named(&found[0]), "{fields}\nis not {location}{reason}: {found:?}");
         assert!(!found[0].contains("hush"), "{found:?}");
     }
 }

@@ -322,19 +322,19 @@ async fn a_nonce_is_used_once_and_only_by_what_becomes_a_token() {
 #[tokio::test]
 async fn repeats_of_a_request_ask_the_store_once() {
     let node = AuthFixture::new();
-    let asked = || node.tokens.asked.load(Ordering::Relaxed);
+    let requests = || node.tokens.requests.load(Ordering::Relaxed);
     assert_eq!(kind(&node.signed(&TestTokenRequest::new()).await), "token");
     for _ in 0..50 {
         assert_eq!(kind(&node.signed(&TestTokenRequest::new()).await), "nonce");
     }
-    assert_eq!(asked(), 1);
+    assert_eq!(requests(), 1);
     // The nonce was used at another node.
     let used = Nonce { key_name: "k1".into(), timestamp_ms: NOW_MS, nonce: "n".repeat(20).into() };
     node.tokens.claimed.lock().insert(used);
     for _ in 0..50 {
         assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(20)).await), "nonce");
     }
-    assert_eq!(asked(), 2);
+    assert_eq!(requests(), 2);
     // The client may retry while the outcome is unknown.
     node.tokens.down.store(true, Ordering::Relaxed);
     assert_eq!(kind(&node.signed(&TestTokenRequest::nonce(21)).await), "unavailable");

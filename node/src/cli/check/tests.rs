@@ -399,12 +399,12 @@ fn every_setting_with_a_wrong_value_of_any_sort_is_named() {
             }
             for (source, found) in results {
                 let said = if wrong.is_warning { &found.warnings } else { &found.mistakes };
-                let is_named = |place: &str| {
-                    place == variable
-                        || Some(place) == flag.as_deref()
-                        || place.ends_with(&format!(": {key}"))
+                let is_named = |location: &str| {
+                    location == variable
+                        || Some(location) == flag.as_deref()
+                        || location.ends_with(&format!(": {key}"))
                 };
-                if !said.iter().any(|said| is_named(&said.place) && said.problem.contains(&wrong.said)) {
+                if !said.iter().any(|said| is_named(&said.location) && said.problem.contains(&wrong.said)) {
                     let lines: Vec<_> =
                         found.mistakes.iter().chain(&found.warnings).map(ToString::to_string).collect();
                     silent.push(format!("{key}, {source}, {wrong:?}: {lines:?}"));

@@ -81,23 +81,23 @@ pub(in crate::cluster) fn write_claim_ids(ids: &[ClientMessageIds]) -> v1::reque
 
 pub(in crate::cluster) fn write_taken(taken: &IdConflicts) -> v1::ClaimedIds {
     let mut claimed = v1::ClaimedIds::default();
-    for &(place, taken) in taken {
+    for &(index, taken) in taken {
         match taken {
             IdConflict::Known(Stamp { incarnation, sequence }) => {
                 let stamp = Some(v1::Stamp { incarnation, sequence });
-                claimed.known.push(v1::claimed_ids::Known { place, stamp });
+                claimed.known.push(v1::claimed_ids::Known { place: index, stamp });
             }
-            IdConflict::UnderWay => claimed.under_way.push(place),
+            IdConflict::UnderWay => claimed.under_way.push(index),
         }
     }
     claimed
 }
 
 pub(super) fn taken(claimed: v1::ClaimedIds) -> Result<IdConflicts, MalformedItem> {
-    let known = claimed.known.into_iter().map(|v1::claimed_ids::Known { place, stamp }| {
-        Ok((place, IdConflict::Known(super::stamp(stamp.ok_or(MalformedItem("no stamp"))?))))
+    let known = claimed.known.into_iter().map(|v1::claimed_ids::Known { place: index, stamp }| {
+        Ok((index, IdConflict::Known(super::stamp(stamp.ok_or(MalformedItem("no stamp"))?))))
     });
-    let under_way = claimed.under_way.into_iter().map(|place| Ok((place, IdConflict::UnderWay)));
+    let under_way = claimed.under_way.into_iter().map(|index| Ok((index, IdConflict::UnderWay)));
     known.chain(under_way).collect()
 }
 

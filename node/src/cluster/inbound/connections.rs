@@ -6,20 +6,20 @@ use super::{CONNECTIONS_MAX, MalformedItem, Peer, TenantCountMessage, is_id};
 use crate::model::{AttachedCount, ConnectionId, SessionLocation, SessionOwnership, SessionTakeover};
 
 pub(super) fn takeover(taken: v1::SessionTakeover, from: &Peer) -> Result<SessionTakeover, MalformedItem> {
-    let place = session_location(taken.place)?;
-    if place.incarnation != from.incarnation {
+    let location = session_location(taken.place)?;
+    if location.incarnation != from.incarnation {
         return Err(MalformedItem("a connection of another node"));
     }
     let ownership = SessionOwnership {
         connection_id: connection_id(&taken.connection_id)?,
         epoch: taken.epoch,
-        location: place,
+        location,
     };
     Ok(SessionTakeover { ownership, previous: self::session_location(taken.previous)? })
 }
 
-fn session_location(place: Option<v1::Place>) -> Result<SessionLocation, MalformedItem> {
-    let v1::Place { incarnation, shard, slot, generation } = place.ok_or(MalformedItem("no place"))?;
+fn session_location(location: Option<v1::Place>) -> Result<SessionLocation, MalformedItem> {
+    let v1::Place { incarnation, shard, slot, generation } = location.ok_or(MalformedItem("no place"))?;
     let shard = u16::try_from(shard).map_err(|_| MalformedItem("no such place"))?;
     Ok(SessionLocation { incarnation, shard, slot, generation })
 }

@@ -78,8 +78,8 @@ pub(super) fn sync_message(said: v1::PresenceSaid) -> Result<Option<PresenceSync
         Some(Kind::Begun(v1::PresenceBegun { number, parts })) => {
             PresenceSyncMessage::SnapshotBegin { number, parts }
         }
-        Some(Kind::Ended(v1::PresenceEnded { number, lanes })) => {
-            PresenceSyncMessage::SnapshotEnd { number, streams: lanes }
+        Some(Kind::Ended(v1::PresenceEnded { number, lanes: streams })) => {
+            PresenceSyncMessage::SnapshotEnd { number, streams }
         }
         Some(Kind::Digests(v1::PresenceDigests { parts, digests })) => {
             if digests.len() != parts.count_ones() as usize {

@@ -62,21 +62,21 @@ fn a_message_does_not_keep_the_batch_that_it_came_in() {
 #[test]
 fn position_between_nodes_may_exceed_incarnations_for_clients() {
     let mut position = Serial::default();
-    (1..=100).for_each(|run| position.advance(run << 40, u64::MAX));
+    (1..=100).for_each(|incarnation| position.advance(incarnation << 40, u64::MAX));
     assert_eq!(position.to_string(), "~", "a client is given no such text");
     let key = ChannelKey::new(AccountId::new("acme"), ChannelName::stored("room"));
-    for asked in [
+    for expected in [
         PeerRequest::Backfill { key: key.clone(), after: position.clone(), back_ms: 5 },
         PeerRequest::FetchReplay { key: key.clone(), after: Some(position.clone()) },
     ] {
-        let item = Items::new(PeerItem::request(1, &asked).encoded())
+        let item = Items::new(PeerItem::request(1, &expected).encoded())
             .next()
             .expect("an item")
             .expect("it can be read");
         let Some(v1::item::Kind::Request(v1::Request { kind: Some(kind), .. })) = item.kind else {
             panic!("it is no request")
         };
-        assert_eq!(request(kind), Ok(asked));
+        assert_eq!(request(kind), Ok(expected));
     }
 }
 
@@ -84,8 +84,8 @@ fn position_between_nodes_may_exceed_incarnations_for_clients() {
 fn handoff_with_more_incarnations_than_the_limit_is_refused() {
     let stamps = |count| (1..=count).map(|incarnation| v1::Stamp { incarnation, sequence: 1 }).collect();
     let taken = |begin: u64, end: u64| {
-        let whole = v1::ReplayBuffer { complete: true, ..v1::ReplayBuffer::default() };
-        replay_handoff(v1::ReplayBuffer { begin: stamps(begin), end: stamps(end), ..whole })
+        let complete = v1::ReplayBuffer { complete: true, ..v1::ReplayBuffer::default() };
+        replay_handoff(v1::ReplayBuffer { begin: stamps(begin), end: stamps(end), ..complete })
             .is_ok_and(|handed| handed.is_some())
     };
     let most = Serial::RUNS_MAX as u64;

@@ -36,7 +36,7 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// Accepts peers. Never returns. A connection that cannot be accepted does not affect the others.
 pub(super) async fn listen(listener: TcpListener, common: Arc<LinkContext>) {
-    let lanes = Arc::new(InboundStreams::default());
+    let streams = Arc::new(InboundStreams::default());
     let handshakes = Handshakes::new();
     let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
@@ -48,29 +48,29 @@ pub(super) async fn listen(listener: TcpListener, common: Arc<LinkContext>) {
                 continue;
             }
         };
-        let place = handshakes.enter(from.ip()).await;
-        let (common, lanes) = (Arc::clone(&common), Arc::clone(&lanes));
+        let slot = handshakes.enter(from.ip()).await;
+        let (common, streams) = (Arc::clone(&common), Arc::clone(&streams));
         let (connections, tasks) = (Arc::clone(&connections), Arc::clone(&common.tasks));
         tasks.spawn("peer connection", OnStop::Cancel, async move {
             let end = common.end.clone();
-            end.run_until_cancelled(serve(socket, place, connections, common, lanes)).await;
+            end.run_until_cancelled(serve(socket, slot, connections, common, streams)).await;
         });
     }
 }
 
 async fn serve(
     socket: TcpStream,
-    place: HandshakeSlot,
+    slot: HandshakeSlot,
     connections: Arc<Semaphore>,
     common: Arc<LinkContext>,
-    lanes: Arc<InboundStreams>,
+    streams: Arc<InboundStreams>,
 ) {
     let acceptor = TlsAcceptor::from(Arc::clone(&common.tls.server));
     let accepted = match socket.set_nodelay(true) {
-        Ok(()) => place.lost.run_until_cancelled(timeout(CONNECT, acceptor.accept(socket))).await,
+        Ok(()) => slot.lost.run_until_cancelled(timeout(CONNECT, acceptor.accept(socket))).await,
         Err(error) => Some(Ok(Err(error))),
     };
-    drop(place);
+    drop(slot);
     let socket = match accepted {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) => return PeerRefusal::Tls.count(&error.to_string()),
@@ -80,7 +80,7 @@ async fn serve(
     let Ok(_connection) = connections.try_acquire() else { return PeerRefusal::TooMany.count("connections") };
     let connections =
         PeerConnectionExecutor { tasks: Arc::clone(&common.tasks), end: common.end.child_token() };
-    grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&lanes)))
+    grpc::serve(socket, connections, move |frames| taking(frames, Arc::clone(&common), Arc::clone(&streams)))
         .await;
 }
 
@@ -102,19 +102,19 @@ struct InboundProgress {
 }
 
 impl InboundStreams {
-    fn find(&self, incarnation: u64, lane: u32) -> Result<Arc<InboundStream>, Status> {
-        let mut lanes = self.0.lock();
-        if lanes.len() >= STREAMS_KEPT_MAX && !lanes.contains_key(&(incarnation, lane)) {
-            let unused = lanes.iter().filter(|(_, lane)| Arc::strong_count(lane) == 1);
-            let oldest = unused.min_by_key(|(_, lane)| *lane.used.lock()).map(|(key, _)| *key);
+    fn find(&self, incarnation: u64, number: u32) -> Result<Arc<InboundStream>, Status> {
+        let mut streams = self.0.lock();
+        if streams.len() >= STREAMS_KEPT_MAX && !streams.contains_key(&(incarnation, number)) {
+            let unused = streams.iter().filter(|(_, stream)| Arc::strong_count(stream) == 1);
+            let oldest = unused.min_by_key(|(_, stream)| *stream.used.lock()).map(|(key, _)| *key);
             let oldest = oldest.ok_or_else(|| Status::resource_exhausted("too many lanes are open here"))?;
-            lanes.remove(&oldest);
+            streams.remove(&oldest);
         }
-        let lane = lanes.entry((incarnation, lane)).or_insert_with(|| {
+        let stream = streams.entry((incarnation, number)).or_insert_with(|| {
             Arc::new(InboundStream { used: Mutex::new(Instant::now()), taken: Mutex::default() })
         });
-        *lane.used.lock() = Instant::now();
-        Ok(Arc::clone(lane))
+        *stream.used.lock() = Instant::now();
+        Ok(Arc::clone(stream))
     }
 
     /// Opens an attempt of a peer's stream after its hello.
@@ -136,9 +136,9 @@ impl InboundStreams {
         if hello.to != own.incarnation {
             return Err(Status::failed_precondition(super::ANOTHER_INCARNATION));
         }
-        let lane = self.find(hello.incarnation, hello.lane)?;
+        let inbound_stream = self.find(hello.incarnation, hello.lane)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
-        let mut taken = lane.taken.lock();
+        let mut taken = inbound_stream.taken.lock();
         taken.attempt += 1;
         let before = hello.next.saturating_sub(1);
         if before > taken.sequence {
@@ -156,7 +156,7 @@ impl InboundStreams {
         };
         let stream = taken.attempt;
         drop(taken);
-        Ok((OpenInboundStream { peer, number: hello.lane, inbound_stream: lane, attempt: stream }, answer))
+        Ok((OpenInboundStream { peer, number: hello.lane, inbound_stream, attempt: stream }, answer))
     }
 }
 
@@ -164,12 +164,12 @@ impl InboundStreams {
 fn taking(
     frames: Streaming<v1::Frame>,
     common: Arc<LinkContext>,
-    lanes: Arc<InboundStreams>,
+    streams: Arc<InboundStreams>,
 ) -> impl Stream<Item = Result<v1::Frame, Status>> + Send + 'static {
     let taking = InboundStreamReader {
         frames,
         common,
-        streams: lanes,
+        streams,
         open: None,
         pinged: None,
         ending: StreamEnd::Broken,
@@ -257,8 +257,8 @@ impl Drop for InboundStreamReader {
         let Some(open) = self.open.take().filter(OpenInboundStream::is_current) else { return };
         // Every item that the peer acknowledged more than this time ago has arrived.
         let is_recent = |(at, waits): &(Instant, Duration)| at.elapsed() + *waits < CONTIGUOUS_WITHIN;
-        let is_whole = self.ending.may_be_contiguous() && self.pinged.as_ref().is_some_and(is_recent);
-        self.common.inbound.stream_ended(&open.peer, open.number, is_whole);
+        let is_contiguous = self.ending.may_be_contiguous() && self.pinged.as_ref().is_some_and(is_recent);
+        self.common.inbound.stream_ended(&open.peer, open.number, is_contiguous);
     }
 }
 

@@ -46,9 +46,9 @@ impl PeerLink {
     /// Unacknowledged items of all streams of this link.
     pub(super) fn lag(&self) -> PeerLag {
         let mut lag = PeerLag::none(Arc::clone(&self.peer.node_id));
-        for lane in &self.queues {
-            let (items, bytes) = lane.held();
-            lag.add(items, bytes, lane.waits());
+        for queue in &self.queues {
+            let (items, bytes) = queue.held();
+            lag.add(items, bytes, queue.waits());
         }
         lag
     }
@@ -99,12 +99,12 @@ impl Drop for OpenStreamGuard<'_> {
 }
 
 /// Keeps one stream open. Never returns by itself. Each attempt uses a fresh socket.
-pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<LinkContext>) {
+pub(super) async fn keep_open(link: Arc<PeerLink>, stream: usize, common: Arc<LinkContext>) {
     let mut logged = String::new();
     loop {
         let end = link.end.child_token();
         let _end = end.clone().drop_guard();
-        let opened = timeout(CONNECT, open(&link, lane, &common, end))
+        let opened = timeout(CONNECT, open(&link, stream, &common, end))
             .await
             .unwrap_or_else(|_| Err(Status::deadline_exceeded("it did not answer in time")));
         match opened {
@@ -113,7 +113,7 @@ pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<Link
                 link.opened(&common);
                 let mut open =
                     OpenStreamGuard { link: &link, common: &common, reason: Status::cancelled("it is left") };
-                open.reason = listen(frames, &link.queues[lane]).await;
+                open.reason = listen(frames, &link.queues[stream]).await;
             }
             // An unreachable peer is logged once, not once for each attempt.
             Err(error) if error.message() == logged || link.is_given_up(&common) => {}
@@ -122,8 +122,8 @@ pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<Link
                 let peer = &*link.peer.node_id;
                 // The peer restarted, and gossip is about to report that.
                 match logged == super::ANOTHER_INCARNATION {
-                    true => tracing::info!(peer, lane, reason = logged, "peer stream not opened"),
-                    false => tracing::warn!(peer, lane, reason = logged, "peer stream not opened"),
+                    true => tracing::info!(peer, stream, reason = logged, "peer stream not opened"),
+                    false => tracing::warn!(peer, stream, reason = logged, "peer stream not opened"),
                 }
             }
         }
@@ -133,7 +133,7 @@ pub(super) async fn keep_open(link: Arc<PeerLink>, lane: usize, common: Arc<Link
 
 async fn open(
     link: &Arc<PeerLink>,
-    lane: usize,
+    stream: usize,
     common: &LinkContext,
     end: CancellationToken,
 ) -> Result<Streaming<v1::Frame>, Status> {
@@ -150,14 +150,14 @@ async fn open(
         )),
         false => failed(error),
     })?;
-    let queue = &link.queues[lane];
+    let queue = &link.queues[stream];
     let (start, started) = oneshot::channel();
     let hello = v1::Hello {
         major: MAJOR,
         minor: super::minor(),
         node_id: common.own.node_id.to_string(),
         incarnation: common.own.incarnation,
-        lane: lane as u32,
+        lane: stream as u32,
         next: queue.next(),
         taken: 0,
         to: link.peer.incarnation,

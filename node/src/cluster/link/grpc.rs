@@ -59,7 +59,7 @@ where
 }
 
 /// Serves one connection until either side ends it. A connection has at most one peer stream.
-pub(super) async fn serve<I, H, S>(io: I, connections: PeerConnectionExecutor, lane: H)
+pub(super) async fn serve<I, H, S>(io: I, connections: PeerConnectionExecutor, handler: H)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     H: Fn(Streaming<v1::Frame>) -> S + Clone + Send + Sync + 'static,
@@ -67,8 +67,8 @@ where
 {
     let _end = connections.end.clone().drop_guard();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let lane = lane.clone();
-        async move { Ok::<_, Infallible>(answer(request, lane).await) }
+        let handler = handler.clone();
+        async move { Ok::<_, Infallible>(answer(request, handler).await) }
     });
     let served = server::Builder::new(connections)
         .timer(TokioTimer::new())
@@ -87,7 +87,7 @@ where
     }
 }
 
-async fn answer<H, S>(request: Request<Incoming>, lane: H) -> Response<Body>
+async fn answer<H, S>(request: Request<Incoming>, handler: H) -> Response<Body>
 where
     H: Fn(Streaming<v1::Frame>) -> S + Send,
     S: Stream<Item = Result<v1::Frame, Status>> + Send + 'static,
@@ -97,7 +97,7 @@ where
     }
     tonic::server::Grpc::new(Codec::default())
         .max_decoding_message_size(FRAME_BYTES_MAX)
-        .streaming(PeerStreamService(lane), request)
+        .streaming(PeerStreamService(handler), request)
         .await
 }
 
@@ -151,11 +151,11 @@ where
         .path_and_query("/")
         .build()
         .map_err(|_| Status::internal("the name of peers makes no address"))?;
-    let lane = tonic::client::Grpc::with_origin(HttpRequestSender(requests), origin)
+    let stream = tonic::client::Grpc::with_origin(HttpRequestSender(requests), origin)
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .streaming(tonic::Request::new(frames), PathAndQuery::from_static(LANE_PATH), Codec::default())
         .await?;
-    Ok(lane.into_inner())
+    Ok(stream.into_inner())
 }
 
 struct HttpRequestSender(SendRequest<Body>);
@@ -196,13 +196,13 @@ mod tests {
         let silent = CancellationToken::new();
         let carried = silent.run_until_cancelled(copy_bidirectional(&mut near, &mut far));
         let dialling = async {
-            let mut lane = open(dialled, connections(), stream::pending()).await.expect("a lane opens");
+            let mut stream = open(dialled, connections(), stream::pending()).await.expect("a lane opens");
             // Both sides answer each other as long as packets pass.
-            let quiet = tokio::time::timeout(KEEP_ALIVE_TIMEOUT + 2 * KEEP_ALIVE, lane.message()).await;
+            let quiet = tokio::time::timeout(KEEP_ALIVE_TIMEOUT + 2 * KEEP_ALIVE, stream.message()).await;
             assert!(quiet.is_err(), "{quiet:?}");
             let begun = Instant::now();
             silent.cancel();
-            assert!(tokio::time::timeout(LATE, lane.message()).await.expect("it ends").is_err());
+            assert!(tokio::time::timeout(LATE, stream.message()).await.expect("it ends").is_err());
             (begun, Instant::now())
         };
         let accepting = async {

@@ -38,13 +38,13 @@ impl Handshakes {
     }
 
     pub(super) async fn enter(&self, from: IpAddr) -> HandshakeSlot {
-        let places = || Arc::clone(&self.slots);
-        let permit = match places().try_acquire_owned() {
+        let slots = || Arc::clone(&self.slots);
+        let permit = match slots().try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
                 self.under_way.lock().evict_oldest();
                 // The evicted handshake waits for nothing more, so a permit is free soon.
-                places().acquire_owned().await.expect("places are never closed")
+                slots().acquire_owned().await.expect("places are never closed")
             }
         };
         let (number, lost) = self.under_way.lock().add(from);
@@ -117,18 +117,18 @@ mod tests {
     #[tokio::test]
     async fn there_are_never_more_than_places() {
         let handshakes = Handshakes::new();
-        let mut places = Vec::new();
+        let mut slots = Vec::new();
         for _ in 0..HANDSHAKES_MAX {
-            places.push(handshakes.enter(at("10.0.0.1")).await);
+            slots.push(handshakes.enter(at("10.0.0.1")).await);
         }
         let entering = handshakes.enter(at("10.0.0.2"));
         tokio::pin!(entering);
         assert!(futures_util::poll!(&mut entering).is_pending(), "nobody has given up a place yet");
-        assert!(places[0].lost.is_cancelled() && !places[1].lost.is_cancelled());
-        places.remove(0);
+        assert!(slots[0].lost.is_cancelled() && !slots[1].lost.is_cancelled());
+        slots.remove(0);
         let _entered = entering.await;
         assert_eq!(handshakes.under_way.lock().by_age.len(), HANDSHAKES_MAX);
-        drop(places);
+        drop(slots);
         assert_eq!(handshakes.under_way.lock().by_age.len(), 1);
     }
 }

@@ -214,15 +214,15 @@ impl PeerItem {
 
     pub fn takeover(taken: &SessionTakeover) -> Self {
         let SessionTakeover { ownership, previous } = taken;
-        let place = |place: &SessionLocation| {
-            let SessionLocation { incarnation, shard, slot, generation } = *place;
+        let wire = |location: &SessionLocation| {
+            let SessionLocation { incarnation, shard, slot, generation } = *location;
             Some(v1::Place { incarnation, shard: shard.into(), slot, generation })
         };
         Self::of(v1::item::Kind::SessionTakeover(v1::SessionTakeover {
             connection_id: Bytes::copy_from_slice(ownership.connection_id.as_bytes()),
             epoch: ownership.epoch,
-            place: place(&ownership.location),
-            previous: place(previous),
+            place: wire(&ownership.location),
+            previous: wire(previous),
         }))
     }
 
@@ -267,24 +267,24 @@ impl PeerItem {
                 let channel = Some(named(key));
                 v1::item::Kind::Interest(v1::Interest { channel, ..v1::Interest::default() })
             }
-            InterestMessage::SnapshotEnd { epoch, streams: lanes } => {
-                v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *lanes })
+            InterestMessage::SnapshotEnd { epoch, streams } => {
+                v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *streams })
             }
             InterestMessage::SnapshotRequest => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
-            InterestMessage::Forwarding { key, number, sequence, round, retired: gone } => {
+            InterestMessage::Forwarding { key, number, sequence, round, retired } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
-                let gone = gone.iter().map(stamp).collect();
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone })
+                let retired = retired.iter().map(stamp).collect();
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone: retired })
             }
-            InterestMessage::Goodbye { streams: lanes, is_all } => {
-                v1::item::Kind::Goodbye(v1::Goodbye { lanes: *lanes, not_all: !is_all })
+            InterestMessage::Goodbye { streams, is_all } => {
+                v1::item::Kind::Goodbye(v1::Goodbye { lanes: *streams, not_all: !is_all })
             }
-            InterestMessage::IncarnationsEnded { incarnations: runs } => {
-                let run = |&EndedIncarnation { incarnation, ago_ms, has_left: left }: &EndedIncarnation| {
+            InterestMessage::IncarnationsEnded { incarnations } => {
+                let ended = |&EndedIncarnation { incarnation, ago_ms, has_left: left }: &EndedIncarnation| {
                     v1::EndedRun { incarnation, ago_ms, left }
                 };
-                v1::item::Kind::RunsEnded(v1::RunsEnded { runs: runs.iter().map(run).collect() })
+                v1::item::Kind::RunsEnded(v1::RunsEnded { runs: incarnations.iter().map(ended).collect() })
             }
         })
     }
@@ -365,13 +365,13 @@ impl GrpcPeerLinks {
     }
 
     fn link(&self, peer: Peer, addr: SocketAddr) -> Arc<PeerLink> {
-        let lanes =
+        let queues =
             (0..self.settings.streams).map(|_| Arc::new(PeerQueue::new(self.settings.queue))).collect();
         let end = self.common.end.child_token();
         Arc::new(PeerLink {
             peer,
             addr: Mutex::new(addr),
-            queues: lanes,
+            queues,
             open: AtomicUsize::new(0),
             reporting: Mutex::new(()),
             is_left: AtomicBool::new(false),
@@ -380,8 +380,8 @@ impl GrpcPeerLinks {
     }
 
     fn keep(&self, link: &Arc<PeerLink>) {
-        for lane in 0..self.settings.streams {
-            let kept = dial::keep_open(Arc::clone(link), lane, Arc::clone(&self.common));
+        for stream in 0..self.settings.streams {
+            let kept = dial::keep_open(Arc::clone(link), stream, Arc::clone(&self.common));
             self.spawn("peer lane", link.end.clone(), kept);
         }
     }
@@ -433,10 +433,10 @@ impl PeerLinks for GrpcPeerLinks {
     fn send(&self, to_incarnation: u64, channel_hash: u64, item: &PeerItem) -> PeerAck {
         let links = self.links.read();
         let Some(link) = links.get(&to_incarnation) else { return PeerAck::lost() };
-        let lane = (channel_hash % link.queues.len() as u64) as usize;
-        let ack = link.queues[lane].push(item.bytes.clone(), item.publisher);
+        let stream = (channel_hash % link.queues.len() as u64) as usize;
+        let ack = link.queues[stream].push(item.bytes.clone(), item.publisher);
         if item.is_waited_for {
-            link.queues[lane].hurry();
+            link.queues[stream].hurry();
         }
         ack
     }

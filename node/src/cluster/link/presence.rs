@@ -53,8 +53,8 @@ impl PeerItem {
             PresenceSyncMessage::SnapshotBegin { number, parts } => {
                 Kind::Begun(v1::PresenceBegun { number, parts })
             }
-            PresenceSyncMessage::SnapshotEnd { number, streams: lanes } => {
-                Kind::Ended(v1::PresenceEnded { number, lanes })
+            PresenceSyncMessage::SnapshotEnd { number, streams } => {
+                Kind::Ended(v1::PresenceEnded { number, lanes: streams })
             }
             PresenceSyncMessage::Digests { parts, digests } => {
                 Kind::Digests(v1::PresenceDigests { parts, digests })

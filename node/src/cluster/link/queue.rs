@@ -228,9 +228,9 @@ impl PeerQueue {
     pub(super) fn coalesces_until(&self) -> Option<Instant> {
         let state = self.state.lock();
         let (first, (made, items)) = (state.waiting.front()?.since, state.made?);
-        let is_whole = state.bytes - state.sent_bytes >= BATCH_BYTES || state.waiting.len() >= BATCH_ITEMS;
+        let is_full = state.bytes - state.sent_bytes >= BATCH_BYTES || state.waiting.len() >= BATCH_ITEMS;
         let is_sent_again = state.on_attempt < state.sent.len();
-        coalescing_end(first, made, items).filter(|_| !is_whole && !is_sent_again && !state.hurries)
+        coalescing_end(first, made, items).filter(|_| !is_full && !is_sent_again && !state.hurries)
     }
 
     pub(in crate::cluster) fn confirm(&self, sequence: u64) {

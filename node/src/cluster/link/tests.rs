@@ -96,8 +96,8 @@ impl Inbound for InboundRecorder {
         self.seen.send_modify(|seen| seen.lost.push(from.incarnation));
     }
 
-    fn stream_ended(&self, _from: &Peer, _lane: u32, whole: bool) {
-        self.seen.send_modify(|seen| seen.ended.push(whole));
+    fn stream_ended(&self, _from: &Peer, _stream: u32, is_contiguous: bool) {
+        self.seen.send_modify(|seen| seen.ended.push(is_contiguous));
     }
 
     fn link(&self, to: &Peer, up: bool) {

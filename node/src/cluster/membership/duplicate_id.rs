@@ -36,15 +36,15 @@ pub(super) struct MemberCandidate {
 
 /// Latest entry of each incarnation. `all` are in the order of node ids and generations.
 pub(super) fn latest_incarnations(all: impl Iterator<Item = ClusterMember>) -> Vec<ClusterMember> {
-    let mut runs: Vec<ClusterMember> = Vec::new();
+    let mut members: Vec<ClusterMember> = Vec::new();
     for member in all {
-        let same = runs.iter().rposition(|run| run.incarnation == member.incarnation);
-        match same.filter(|same| runs[*same].node_id == member.node_id) {
-            Some(same) => runs[same] = member,
-            None => runs.push(member),
+        let same = members.iter().rposition(|known| known.incarnation == member.incarnation);
+        match same.filter(|same| members[*same].node_id == member.node_id) {
+            Some(same) => members[same] = member,
+            None => members.push(member),
         }
     }
-    runs
+    members
 }
 
 impl MemberCandidate {
@@ -55,12 +55,12 @@ impl MemberCandidate {
         current: &ClusterMembers,
         is_seen: impl Fn(u64) -> bool,
     ) -> Vec<Self> {
-        let of_node = |runs: &[ClusterMember]| {
+        let of_node = |members: &[ClusterMember]| {
             let is_current = |member: &&ClusterMember| {
                 current.get(&member.node_id).is_some_and(|current| current.incarnation == member.incarnation)
             };
-            let current = runs.iter().find(is_current);
-            let others = runs
+            let current = members.iter().find(is_current);
+            let others = members
                 .iter()
                 .filter(|member| current.is_none_or(|current| current.incarnation != member.incarnation));
             // An incarnation that is silent gets no preference for its last facts.
@@ -99,10 +99,10 @@ impl DuplicateIds {
             .flat_map(|candidate| &candidate.rivals)
             .map(|rival| rival.incarnation)
             .collect();
-        self.given_up.retain(|run, _| rivals.contains(run));
+        self.given_up.retain(|incarnation, _| rivals.contains(incarnation));
         self.open.values_mut().for_each(|duplicate| duplicate.since = (duplicate.since + late).min(now));
         let mut open = std::mem::take(&mut self.open);
-        let (mut members, mut ask) = (Vec::with_capacity(candidates.len()), Vec::new());
+        let (mut members, mut to_probe) = (Vec::with_capacity(candidates.len()), Vec::new());
         for MemberCandidate { current, rivals } in candidates {
             let state = liveness.state(current.incarnation);
             let mut rivals = rivals.into_iter();
@@ -124,7 +124,7 @@ impl DuplicateIds {
                 continue;
             }
             if !shows {
-                ask.push(current.incarnation);
+                to_probe.push(current.incarnation);
             } else if !std::mem::replace(&mut duplicate.is_reported, true) {
                 let (node, one, other) = (&current.node_id, current.gossip, rival.gossip);
                 tracing::error!(%node, %one, %other, "duplicate node id among peers, one of them is ignored: give each node its own --node-id");
@@ -132,7 +132,7 @@ impl DuplicateIds {
             self.open.insert(rival.incarnation, duplicate);
             members.push(current);
         }
-        (members, ask)
+        (members, to_probe)
     }
 
     /// True if the rival may replace the incarnation that counts at present.
@@ -212,23 +212,24 @@ mod tests {
         /// The incarnation that counts at that time, and the incarnations to probe.
         fn sees(&mut self, all: &[ClusterMember], ms: u64) -> (u64, Vec<u64>) {
             let (now, others) = (self.at(ms), self.others.clone());
-            let candidates =
-                MemberCandidate::of(&latest_incarnations(all.iter().cloned()), &self.current, |run| {
-                    others.contains(&run)
-                });
+            let candidates = MemberCandidate::of(
+                &latest_incarnations(all.iter().cloned()),
+                &self.current,
+                |incarnation| others.contains(&incarnation),
+            );
             let watched: Vec<_> = candidates
                 .iter()
                 .flat_map(MemberCandidate::incarnations)
                 .map(|member| member.incarnation)
                 .collect();
             self.liveness.watch(watched.iter().copied(), now);
-            others.iter().for_each(|run| self.liveness.record_seen(*run, now));
+            others.iter().for_each(|incarnation| self.liveness.record_seen(*incarnation, now));
             let late = self.liveness.tick(now).late;
-            let (members, ask) = self.duplicate_ids.decide(candidates, &self.liveness, late, now);
+            let (members, to_probe) = self.duplicate_ids.decide(candidates, &self.liveness, late, now);
             let [member] = &members[..] else { panic!("not one run counts: {members:?}") };
             let counts = member.incarnation;
             self.current = ClusterMembers(members);
-            (counts, ask)
+            (counts, to_probe)
         }
     }
 
@@ -238,7 +239,7 @@ mod tests {
         for generation in [0, 2] {
             let (mut seen, later) = (DuplicateIdTest::new(), gossip_member(LATER, generation));
             let mut both = [gossip_member(EARLIER, 1), later];
-            both.sort_by_key(|run| run.generation);
+            both.sort_by_key(|member| member.generation);
             for ms in (100..2_300).step_by(100) {
                 assert_eq!(seen.sees(&both, ms), (EARLIER, vec![EARLIER]), "{ms}");
             }
@@ -317,9 +318,9 @@ mod tests {
 
     #[test]
     fn of_two_that_drain_none_takes_the_place_of_the_other() {
-        let draining = |mut run: ClusterMember| {
-            run.facts.draining = true;
-            run
+        let draining = |mut member: ClusterMember| {
+            member.facts.draining = true;
+            member
         };
         let mut seen = DuplicateIdTest { others: vec![LATER, EARLIER], ..DuplicateIdTest::new() };
         for ms in (100..2_000).step_by(100) {
@@ -352,9 +353,9 @@ mod tests {
 
     #[test]
     fn newcomer_picks_an_incarnation_with_heartbeats_that_has_met() {
-        let unmet = |mut run: ClusterMember| {
-            run.facts.met = false;
-            run
+        let unmet = |mut member: ClusterMember| {
+            member.facts.met = false;
+            member
         };
         let all = [
             unmet(gossip_member(LATER, 1)),

@@ -24,10 +24,10 @@ struct HeartbeatCount {
 impl IndirectHeartbeats {
     /// Takes in all counts that gossip has at present.
     pub(super) fn see(&mut self, counts: &HashMap<(u64, u64), Heartbeat>, now: Instant) {
-        self.0.retain(|run, _| counts.contains_key(run));
-        for (run, heartbeat) in counts {
+        self.0.retain(|incarnation, _| counts.contains_key(incarnation));
+        for (incarnation, heartbeat) in counts {
             let new = HeartbeatCount { heartbeat: *heartbeat, since: now, risen: None };
-            let count = self.0.entry(*run).or_insert(new);
+            let count = self.0.entry(*incarnation).or_insert(new);
             if *heartbeat > count.heartbeat {
                 (count.heartbeat, count.risen) = (*heartbeat, Some(now));
             }
@@ -35,8 +35,13 @@ impl IndirectHeartbeats {
     }
 
     /// True if nothing was heard of the incarnation for so long, here or by others, that it must have ended.
-    pub(super) fn has_ended(&self, run: (u64, u64), seen_here: Option<Instant>, now: Instant) -> bool {
-        let Some(HeartbeatCount { since, risen, .. }) = self.0.get(&run) else { return false };
+    pub(super) fn has_ended(
+        &self,
+        incarnation: (u64, u64),
+        seen_here: Option<Instant>,
+        now: Instant,
+    ) -> bool {
+        let Some(HeartbeatCount { since, risen, .. }) = self.0.get(&incarnation) else { return false };
         let last = [Some(*since), *risen, seen_here].into_iter().flatten().max().unwrap_or(now);
         now.saturating_duration_since(last) >= SUSPECT_AFTER + PASSED_ON_WITHIN
     }
@@ -45,11 +50,13 @@ impl IndirectHeartbeats {
     /// proves nothing.
     pub(super) fn is_seen_by_others(
         &self,
-        run: (u64, u64),
+        incarnation: (u64, u64),
         seen_here: Option<Instant>,
         now: Instant,
     ) -> bool {
-        let Some(HeartbeatCount { since, risen: Some(risen), .. }) = self.0.get(&run) else { return false };
+        let Some(HeartbeatCount { since, risen: Some(risen), .. }) = self.0.get(&incarnation) else {
+            return false;
+        };
         let silent_since = seen_here.unwrap_or(*since);
         *risen >= silent_since + SUSPECT_AFTER && now.saturating_duration_since(*risen) < PASSED_ON_WITHIN
     }
@@ -85,10 +92,10 @@ mod tests {
     fn incarnation_with_heartbeat_unchanged_for_long_has_ended() {
         let (mut heartbeats, start) = (IndirectHeartbeats::default(), Instant::now());
         let at = |ms| start + Duration::from_millis(ms);
-        let mut see = |run: (u64, u64), count: u64, ms| {
+        let mut see = |incarnation: (u64, u64), count: u64, ms| {
             let heartbeat = serde_json::from_value::<Heartbeat>(count.into()).expect("a number");
-            heartbeats.see(&HashMap::from([(run, heartbeat)]), at(ms));
-            heartbeats.has_ended(run, None, at(ms))
+            heartbeats.see(&HashMap::from([(incarnation, heartbeat)]), at(ms));
+            heartbeats.has_ended(incarnation, None, at(ms))
         };
         assert!(!see(INCARNATION, 5, 0) && !see(INCARNATION, 5, 4_400) && see(INCARNATION, 5, 4_500));
         assert!(!see(INCARNATION, 6, 4_600) && !see(INCARNATION, 6, 9_000) && see(INCARNATION, 6, 9_100));

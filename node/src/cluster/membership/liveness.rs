@@ -31,7 +31,7 @@ struct WatchedMember {
     /// None: never seen.
     last_seen: Option<Instant>,
     since: Instant,
-    asked: Option<Instant>,
+    probed: Option<Instant>,
     /// When the first probe was sent since the node became a suspect.
     probed_since: Option<Instant>,
     state: LivenessState,
@@ -41,7 +41,7 @@ struct WatchedMember {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::cluster) struct LivenessActions {
     /// Incarnations to probe.
-    pub(in crate::cluster) ask: Vec<u64>,
+    pub(in crate::cluster) to_probe: Vec<u64>,
     /// Time for which nothing could be received because this node itself did not run.
     pub(super) late: Duration,
     /// Time for which this node itself did not run, if other nodes may have noticed.
@@ -72,7 +72,7 @@ impl Liveness {
             let new = || WatchedMember {
                 last_seen: None,
                 since: now,
-                asked: None,
+                probed: None,
                 probed_since: None,
                 state: LivenessState::Suspect,
             };
@@ -112,14 +112,14 @@ impl Liveness {
         self.ticked = now;
         let paused = (late >= PAUSED).then_some(gap);
         let late = if late >= LATE { late } else { Duration::ZERO };
-        let mut due = LivenessActions { ask: Vec::new(), late, stalled_for: paused };
+        let mut due = LivenessActions { to_probe: Vec::new(), late, stalled_for: paused };
         for (incarnation, watched) in &mut self.watched {
             if watched.state != LivenessState::Down {
                 watched.since = (watched.since + late).min(now);
                 watched.probed_since = watched.probed_since.map(|doubted| (doubted + late).min(now));
             }
             if watched.due(now) {
-                due.ask.push(*incarnation);
+                due.to_probe.push(*incarnation);
             }
         }
         due
@@ -140,13 +140,13 @@ impl WatchedMember {
             self.state = LivenessState::Down;
         }
         let every = if self.state == LivenessState::Down { ASK_DOWN_EVERY } else { ASK_EVERY };
-        let asked = self.asked.is_some_and(|asked| now.saturating_duration_since(asked) < every);
-        if asked && self.probed_since.is_some() == (self.state != LivenessState::Alive)
+        let probed = self.probed.is_some_and(|probed| now.saturating_duration_since(probed) < every);
+        if probed && self.probed_since.is_some() == (self.state != LivenessState::Alive)
             || silence < ASK_AFTER && !unheard
         {
             return false;
         }
-        self.asked = Some(now);
+        self.probed = Some(now);
         if self.state != LivenessState::Alive {
             self.probed_since.get_or_insert(now);
         }
@@ -176,9 +176,9 @@ mod tests {
         }
 
         fn seen() -> Self {
-            let mut run = Self::new();
-            run.see();
-            run
+            let mut test = Self::new();
+            test.see();
+            test
         }
 
         fn now(&self) -> Instant {
@@ -201,7 +201,7 @@ mod tests {
                 let before = self.state();
                 let due = self.liveness.tick(self.now());
                 assert_eq!(due.stalled_for, None);
-                probes.extend(due.ask.iter().map(|_| self.now_ms));
+                probes.extend(due.to_probe.iter().map(|_| self.now_ms));
                 changes.extend((self.state() != before).then(|| (self.now_ms, self.state())));
             }
             (probes, changes)
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn silent_peer_is_suspected_probed_and_down_within_3s() {
-        let mut run = LivenessTest::seen();
-        let (probes, changes) = run.until(5_000);
+        let mut test = LivenessTest::seen();
+        let (probes, changes) = test.until(5_000);
         assert_eq!(changes, [(1_500, LivenessState::Suspect), (2_300, LivenessState::Down)]);
         assert_eq!(probes[..5], [500, 800, 1_100, 1_400, 1_500]);
         assert!(probes.iter().any(|at| (2_300..=3_500).contains(at)), "{probes:?}");
@@ -219,63 +219,63 @@ mod tests {
 
     #[test]
     fn an_answer_keeps_a_silent_node_alive() {
-        let mut run = LivenessTest::seen();
-        assert_eq!(run.until(1_600).1, [(1_500, LivenessState::Suspect)]);
-        run.see();
-        assert_eq!(run.state(), LivenessState::Alive);
-        assert_eq!(run.until(3_000).1, []);
-        assert_eq!(run.until(4_000).1, [(3_100, LivenessState::Suspect), (3_900, LivenessState::Down)]);
+        let mut test = LivenessTest::seen();
+        assert_eq!(test.until(1_600).1, [(1_500, LivenessState::Suspect)]);
+        test.see();
+        assert_eq!(test.state(), LivenessState::Alive);
+        assert_eq!(test.until(3_000).1, []);
+        assert_eq!(test.until(4_000).1, [(3_100, LivenessState::Suspect), (3_900, LivenessState::Down)]);
     }
 
     #[test]
     fn down_peer_with_a_new_heartbeat_is_alive() {
-        let mut run = LivenessTest::seen();
-        run.until(20_000);
-        assert_eq!(run.state(), LivenessState::Down);
-        let before = run.now() - Duration::from_secs(20);
-        run.liveness.record_seen(A, before);
-        assert_eq!(run.state(), LivenessState::Down, "that was known");
-        run.see();
-        assert_eq!(run.state(), LivenessState::Alive);
-        assert_eq!(run.until(21_400).1, []);
+        let mut test = LivenessTest::seen();
+        test.until(20_000);
+        assert_eq!(test.state(), LivenessState::Down);
+        let before = test.now() - Duration::from_secs(20);
+        test.liveness.record_seen(A, before);
+        assert_eq!(test.state(), LivenessState::Down, "that was known");
+        test.see();
+        assert_eq!(test.state(), LivenessState::Alive);
+        assert_eq!(test.until(21_400).1, []);
     }
 
     #[test]
     fn peer_without_heartbeats_is_probed_at_once_and_goes_down() {
-        let mut run = LivenessTest::new();
-        assert_eq!(run.state(), LivenessState::Suspect);
-        let (probes, changes) = run.until(2_500);
+        let mut test = LivenessTest::new();
+        assert_eq!(test.state(), LivenessState::Suspect);
+        let (probes, changes) = test.until(2_500);
         assert_eq!(probes[0], 100);
         assert_eq!(changes, [(1_500, LivenessState::Down)]);
-        let mut run = LivenessTest::new();
-        run.until(300);
-        run.see();
-        assert_eq!(run.until(1_000).1, []);
-        assert_eq!(run.state(), LivenessState::Alive);
+        let mut test = LivenessTest::new();
+        test.until(300);
+        test.see();
+        assert_eq!(test.until(1_000).1, []);
+        assert_eq!(test.state(), LivenessState::Alive);
     }
 
     #[test]
     fn peer_with_regular_heartbeats_is_not_probed() {
-        let mut run = LivenessTest::seen();
+        let mut test = LivenessTest::seen();
         for until_ms in (400..8_000).step_by(400) {
-            assert_eq!(run.until(until_ms), (vec![], vec![]));
-            run.see();
+            assert_eq!(test.until(until_ms), (vec![], vec![]));
+            test.see();
         }
     }
 
     #[test]
     fn own_delay_is_no_silence_of_others() {
         for late_ms in [1_000, 5_000, 60_000] {
-            let mut run = LivenessTest::seen();
-            run.until(1_000);
-            run.now_ms += 100 + late_ms;
-            let due = run.liveness.tick(run.now());
+            let mut test = LivenessTest::seen();
+            test.until(1_000);
+            test.now_ms += 100 + late_ms;
+            let due = test.liveness.tick(test.now());
             let gap = Duration::from_millis(100 + late_ms);
             assert_eq!(due.late, Duration::from_millis(late_ms));
             assert_eq!(due.stalled_for, (late_ms >= 2_000).then_some(gap));
-            assert_eq!(run.state(), LivenessState::Alive, "{late_ms}");
-            let resumed = run.now_ms;
-            let (_, changes) = run.until(resumed + 3_000);
+            assert_eq!(test.state(), LivenessState::Alive, "{late_ms}");
+            let resumed = test.now_ms;
+            let (_, changes) = test.until(resumed + 3_000);
             assert_eq!(
                 changes,
                 [(resumed + 400, LivenessState::Suspect), (resumed + 1_200, LivenessState::Down)]
@@ -285,11 +285,11 @@ mod tests {
 
     #[test]
     fn only_known_peers_are_watched() {
-        let mut run = LivenessTest::seen();
-        run.liveness.record_seen(7, run.now());
-        assert_eq!(run.liveness.state(7), LivenessState::Suspect);
-        run.liveness.watch([7].into_iter(), run.now());
-        assert_eq!(run.liveness.watched.len(), 1);
-        assert_eq!(run.state(), LivenessState::Suspect);
+        let mut test = LivenessTest::seen();
+        test.liveness.record_seen(7, test.now());
+        assert_eq!(test.liveness.state(7), LivenessState::Suspect);
+        test.liveness.watch([7].into_iter(), test.now());
+        assert_eq!(test.liveness.watched.len(), 1);
+        assert_eq!(test.state(), LivenessState::Suspect);
     }
 }

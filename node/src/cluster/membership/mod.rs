@@ -76,7 +76,7 @@ impl Membership {
         };
         let (facts, facts_seen) = watch::channel(facts);
         let (members_sender, members) = watch::channel(Arc::new(ClusterMembers::default()));
-        let run = worker::MembershipWorker {
+        let worker = worker::MembershipWorker {
             wire: transport::GossipWire::new(socket, sealed::DatagramSealer::new(key, incarnation)),
             node_id,
             incarnation,
@@ -95,7 +95,7 @@ impl Membership {
         let stopping = tasks.stopping();
         tasks.spawn_thread("membership", move || {
             raise_priority();
-            runtime.block_on(stopping.run_until_cancelled(run.run()));
+            runtime.block_on(stopping.run_until_cancelled(worker.run()));
             // Look-ups that are under way are not waited for.
             runtime.shutdown_background();
         })?;

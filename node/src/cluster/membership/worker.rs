@@ -193,8 +193,8 @@ impl MembershipWorker {
             let mut sealed = self.wire.sealed.lock();
             (sealed.peers_seen().collect::<HashMap<_, _>>(), sealed.take_fresh())
         };
-        let is_seen = |run: u64| {
-            last_seen.get(&run).is_some_and(|at| now.saturating_duration_since(*at) < SUSPECT_AFTER)
+        let is_seen = |incarnation: u64| {
+            last_seen.get(&incarnation).is_some_and(|at| now.saturating_duration_since(*at) < SUSPECT_AFTER)
         };
         let candidates = MemberCandidate::of(&others, &self.members.borrow(), is_seen);
         let watched = candidates.iter().flat_map(MemberCandidate::incarnations).chain(&namesakes);
@@ -215,7 +215,7 @@ impl MembershipWorker {
             true => Default::default(),
             false => self.duplicate_ids.decide(candidates, liveness, due.late, now),
         };
-        for incarnation in due.ask.into_iter().chain(contested) {
+        for incarnation in due.to_probe.into_iter().chain(contested) {
             let known = self.wire.sealed.lock().address_of(incarnation);
             let address = known.or_else(|| gossip.get(&incarnation).copied());
             // An earlier incarnation of this node may have had its address.
@@ -253,7 +253,7 @@ impl MembershipWorker {
         self.members.send_if_modified(|members| {
             let changed = members.0 != others;
             if changed {
-                log_changes(members, &others, |run| liveness.last_seen(run).is_some());
+                log_changes(members, &others, |incarnation| liveness.last_seen(incarnation).is_some());
                 *members = Arc::new(ClusterMembers(others));
             }
             changed

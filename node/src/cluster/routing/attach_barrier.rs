@@ -16,14 +16,14 @@ impl Routing {
     /// Stamps in `known` of incarnations that are retired or draining. The asking peer may have received the goodbye of a draining one
     /// already.
     pub(super) fn retired_stamps(&self, known: &Serial) -> Vec<Stamp> {
-        let mut gone: Vec<Stamp> = Stamp::all_of(known).collect();
-        self.retain_retired(&mut gone);
+        let mut retired: Vec<Stamp> = Stamp::all_of(known).collect();
+        self.retain_retired(&mut retired);
         let deaths = self.node_failures.lock();
-        let leaves = |one: &Stamp| deaths.is_draining(one.incarnation) && !gone.contains(one);
+        let leaves = |one: &Stamp| deaths.is_draining(one.incarnation) && !retired.contains(one);
         let leaving: Vec<Stamp> = Stamp::all_of(known).filter(leaves).collect();
         drop(deaths);
-        gone.extend(leaving);
-        gone
+        retired.extend(leaving);
+        retired
     }
 
     fn retain_retired(&self, stamps: &mut Vec<Stamp>) {
@@ -39,10 +39,10 @@ impl Routing {
         key: &ChannelKey,
         number: u64,
         (sequence, round): (u64, u64),
-        mut gone: Vec<Stamp>,
+        mut retired: Vec<Stamp>,
     ) {
         self.snapshot_item_answered(from, round);
-        gone.truncate(RETIRED_MAX);
+        retired.truncate(RETIRED_MAX);
         let mut own = self.local_interest.lock();
         let Some(channel) = own.get_mut(&number).filter(|channel| channel.key == *key) else { return };
         let is_first = !channel.confirmed.contains(&from);
@@ -50,8 +50,8 @@ impl Routing {
             channel.confirmed.push(from);
         }
         let waited = channel.waits.len();
-        self.retain_retired(&mut gone);
-        gone.retain(|stamp| {
+        self.retain_retired(&mut retired);
+        retired.retain(|stamp| {
             let is_known = channel.retired.sequence_of(stamp.incarnation).is_some();
             let is_taken = is_known || channel.retired.entries().len() < RETIRED_MAX;
             if is_taken {
@@ -62,7 +62,7 @@ impl Routing {
         drop(own);
         let stamp = Stamp { incarnation: from, sequence };
         if is_first {
-            self.hub.learn_retired_sequences(key, number, &gone);
+            self.hub.learn_retired_sequences(key, number, &retired);
             self.hub.learn_peer_sequence(key, number, stamp);
         } else {
             self.hub.confirm_contiguous(key, number, stamp);
@@ -87,10 +87,10 @@ impl Routing {
         channel.waits.retain(|waited| *waited != peer);
         let key = channel.waits.is_empty().then(|| channel.key.clone());
         channel.let_in = key.is_some().then(Instant::now);
-        let is_whole = !channel.is_passed;
+        let is_complete = !channel.is_passed;
         drop(own);
         if let Some(key) = key {
-            self.hub.pass_barrier(&key, number, is_whole);
+            self.hub.pass_barrier(&key, number, is_complete);
         }
     }
 
@@ -185,7 +185,11 @@ mod tests {
         assert_eq!(retired(), [(99, 4)]);
         node.says_joined(5, 0, vec![stamp(99, 3), stamp(98, 1)]);
         assert_eq!(retired(), [(98, 1), (99, 4)], "as far as anybody has heard them");
-        node.says_joined(5, 0, (1_000..).take(2 * RETIRED_MAX).map(|run| stamp(run, 1)).collect());
+        node.says_joined(
+            5,
+            0,
+            (1_000..).take(2 * RETIRED_MAX).map(|incarnation| stamp(incarnation, 1)).collect(),
+        );
         assert_eq!(retired().len(), RETIRED_MAX);
         node.says_joined(5, 0, vec![stamp(99, 5), stamp(97, 1)]);
         assert_eq!(
@@ -223,27 +227,27 @@ mod tests {
     async fn joining_peer_learns_sequence_gaps_of_retired_incarnations() {
         const RETIRED: u64 = 9;
         let node = RoutingTestNode::new();
-        let gone = Peer { node_id: "n9".into(), incarnation: RETIRED };
-        node.finds(&[&node.peer, &gone]);
+        let retired = Peer { node_id: "n9".into(), incarnation: RETIRED };
+        node.finds(&[&node.peer, &retired]);
         node.has_a_link();
         node.is_attached_to();
         node.says_joined(0, 0, Vec::new());
-        node.says_joined_as(&gone, 0, 0, Vec::new());
+        node.says_joined_as(&retired, 0, 0, Vec::new());
         let added = InterestMessage::Added { key: node.key.clone(), number: 1, round: 0, sequence: 3 };
-        node.routing.interest(&gone, added);
+        node.routing.interest(&retired, added);
         let answer = || {
             node.says();
             node.receives_interest();
             node.says().pop()
         };
-        let joined = |gone| {
+        let joined = |retired| {
             let (key, sequence) = (node.key.clone(), 0);
             Some(PeerItem::interest(&InterestMessage::Forwarding {
                 key,
                 number: 1,
                 sequence,
                 round: 0,
-                retired: gone,
+                retired,
             }))
         };
         assert_eq!(answer(), joined(Vec::new()));

@@ -81,7 +81,7 @@ impl Routing {
         let Some(channel) = self.hub.live(key) else { return };
         let unheard = || {
             let (channel, have_ended) = (&channel, self.have_ended());
-            move |run| !channel.knows_incarnation(run) && have_ended(run)
+            move |incarnation| !channel.knows_incarnation(incarnation) && have_ended(incarnation)
         };
         let is_lacking = || Stamp::all_of(after).map(|stamp| stamp.incarnation).any(unheard());
         if !is_lacking() {
@@ -98,12 +98,13 @@ impl Routing {
             *turn = Some((channel.number(), Instant::now()));
         }
         drop(turn);
-        let Some(mut gone) = self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone())
+        let Some(mut retired) =
+            self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone())
         else {
             return;
         };
-        gone.retain(unheard());
-        channel.learn_sequences(&Stamp::all_of(&gone).collect::<Vec<_>>());
+        retired.retain(unheard());
+        channel.learn_sequences(&Stamp::all_of(&retired).collect::<Vec<_>>());
     }
 
     /// Learns the last sequences that these incarnations have stored, since perhaps no peer has subscribers. A client may send any
@@ -245,7 +246,7 @@ mod tests {
         tokio::time::timeout(DEADLINE, known).await.expect("the peer answers");
         let channel = node.routing.hub.live(&node.key).expect("it is attached to");
         let serial = channel.position().serial();
-        [ENDED, KNOWN].map(|run| serial.sequence_of(run))
+        [ENDED, KNOWN].map(|incarnation| serial.sequence_of(incarnation))
     }
 
     #[tokio::test]
@@ -256,15 +257,16 @@ mod tests {
         node.is_attached_to();
         node.says_joined(0, 0, vec![stamp(KNOWN, 3)]);
         node.says();
-        let names = |run| Serial::single(run, 5);
+        let names = |incarnation| Serial::single(incarnation, 5);
         assert_eq!(
             positions_after(&node, names(ENDED)).await,
             [None, Some(3)],
             "this node may not have met it yet"
         );
-        let runs =
+        let ended =
             [ENDED, KNOWN].map(|incarnation| EndedIncarnation { incarnation, ago_ms: 0, has_left: false });
-        node.routing.interest(&node.peer, InterestMessage::IncarnationsEnded { incarnations: runs.to_vec() });
+        node.routing
+            .interest(&node.peer, InterestMessage::IncarnationsEnded { incarnations: ended.to_vec() });
         assert_eq!(positions_after(&node, names(KNOWN)).await, [None, Some(3)], "what is heard is known");
         assert!(node.says().is_empty(), "nobody was asked");
         let known = [Some(7), Some(3)];

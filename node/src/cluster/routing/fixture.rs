@@ -128,7 +128,7 @@ impl RoutingTestNode {
 
     /// Lets the peer forward a channel that has a subscriber here, and then go down. With `is_whole` its stream ends like that of a
     /// killed process; otherwise the peer may be partitioned and taking publishes.
-    pub(super) fn sees_the_peer_die(&self, is_whole: bool) {
+    pub(super) fn sees_the_peer_die(&self, is_contiguous: bool) {
         let status = |is_dead| GossipStatus {
             incarnation: PEER,
             is_down: is_dead,
@@ -142,7 +142,7 @@ impl RoutingTestNode {
         self.is_attached_to();
         self.says_joined(0, 0, Vec::new());
         self.loses_the_peer();
-        self.routing.stream_ended(&self.peer, 0, is_whole);
+        self.routing.stream_ended(&self.peer, 0, is_contiguous);
         self.routing.update_node_failures(&[status(true)]);
     }
 
@@ -154,14 +154,13 @@ impl RoutingTestNode {
     }
 
     /// Lets the peer confirm that it forwards the channel, with its last sequences of retired incarnations.
-    pub(super) fn says_joined(&self, sequence: u64, round: u64, gone: Vec<Stamp>) {
-        self.says_joined_as(&self.peer, sequence, round, gone);
+    pub(super) fn says_joined(&self, sequence: u64, round: u64, retired: Vec<Stamp>) {
+        self.says_joined_as(&self.peer, sequence, round, retired);
     }
 
-    pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, gone: Vec<Stamp>) {
+    pub(super) fn says_joined_as(&self, peer: &Peer, sequence: u64, round: u64, retired: Vec<Stamp>) {
         let number = self.number();
-        let joined =
-            InterestMessage::Forwarding { key: self.key.clone(), number, sequence, round, retired: gone };
+        let joined = InterestMessage::Forwarding { key: self.key.clone(), number, sequence, round, retired };
         self.routing.interest(peer, joined);
     }
 

@@ -132,13 +132,15 @@ impl Routing {
     fn are_silent(&self) -> impl Fn(u64) -> bool {
         let living = self.alive_incarnations();
         // An incarnation that gossip does not see may have items in transit to this node.
-        move |run| !living.contains(&run) && !self.node_failures.lock().has_open_streams(run)
+        move |incarnation| {
+            !living.contains(&incarnation) && !self.node_failures.lock().has_open_streams(incarnation)
+        }
     }
 
     /// Returns a test for incarnations that have ended and from which nothing can come. This node may not have met an unknown one yet.
     pub(super) fn have_ended(&self) -> impl Fn(u64) -> bool {
-        let have_gone = self.are_silent();
-        move |run| have_gone(run) && self.incarnations.lock().has_ended(run)
+        let are_silent = self.are_silent();
+        move |incarnation| are_silent(incarnation) && self.incarnations.lock().has_ended(incarnation)
     }
 
     /// Keeps the channel in memory, and returns it once all peers forward it.

@@ -64,7 +64,7 @@ pub(super) struct ClusterIdClaims {
     claims: Mutex<IdClaimQueue<IdClaimCallback>>,
     changed: Notify,
     silent: Mutex<HashSet<u64>>,
-    asked: metrics::Counter,
+    requested: metrics::Counter,
     left_out: metrics::Counter,
 }
 
@@ -74,7 +74,7 @@ impl Default for ClusterIdClaims {
             claims: Mutex::default(),
             changed: Notify::new(),
             silent: Mutex::default(),
-            asked: metrics::counter!("fanfare_id_claims_sent_total"),
+            requested: metrics::counter!("fanfare_id_claims_sent_total"),
             left_out: metrics::counter!("fanfare_id_claims_unanswered_total"),
         }
     }
@@ -84,10 +84,10 @@ impl Routing {
     /// Claims ids for one publish; no ids for a publish that only keeps its order. Calls `then` at once on this thread if there is no
     /// peer to ask and no earlier claim.
     pub fn claim_ids(&self, scope: IdScope, ids: &[Box<str>], until: Instant, then: IdClaimCallback) {
-        let lane = ClaimQueueKey::of(&scope);
+        let queue = ClaimQueueKey::of(&scope);
         let is_asked = !ids.is_empty() && !self.linked().is_empty();
         let mut claims = self.ids.claims.lock();
-        if !is_asked && claims.is_free(&lane) {
+        if !is_asked && claims.is_free(&queue) {
             drop(claims);
             return then(Ok(ClaimedIds::default()));
         }
@@ -95,7 +95,7 @@ impl Routing {
         let given =
             ids.iter().map(|id| Arc::new(ScopedMessageId { scope: Arc::clone(&scope), id: id.clone() }));
         let claim = ClusterIdClaim { ids: given.collect(), until, then };
-        let pushed = claims.push(lane, claim);
+        let pushed = claims.push(queue, claim);
         drop(claims);
         match (pushed, self.this.upgrade()) {
             (Ok(true), Some(routing)) => self.tasks.spawn("ids", OnStop::Cancel, routing.ask_for_ids()),
@@ -119,8 +119,8 @@ impl Routing {
     }
 
     async fn ask_round(self: &Arc<Self>, round: ClaimRound<IdClaimCallback>) {
-        let said = self.ask_all(&round.asked).await;
-        let (outcomes, lanes) = self.ids.claims.lock().settle(round, &said, Instant::now());
+        let said = self.ask_all(&round.requested).await;
+        let (outcomes, queues) = self.ids.claims.lock().settle(round, &said, Instant::now());
         for (then, outcome) in outcomes {
             let claimed = match outcome {
                 IdClaimOutcome::Claimed { held, known } => {
@@ -134,20 +134,20 @@ impl Routing {
                 tracing::error!("message id claim callback panicked");
             }
         }
-        self.ids.claims.lock().go_on(lanes);
+        self.ids.claims.lock().go_on(queues);
     }
 
-    async fn ask_all(&self, asked: &RequestedIds) -> ClaimAnswers {
+    async fn ask_all(&self, requested: &RequestedIds) -> ClaimAnswers {
         let mut said = ClaimAnswers::default();
-        let Some(request) = asked.request() else { return said };
+        let Some(request) = requested.request() else { return said };
         let mut waiting = self.answering();
-        self.ids.asked.increment(waiting.len() as u64);
+        self.ids.requested.increment(waiting.len() as u64);
         let mut answers = self.ask(waiting.clone(), 0, &PeerRequest::ClaimIds(request));
         let all = async {
             while let Some((from, answer)) = answers.next_with_peer().await {
                 waiting.retain(|peer| *peer != from);
                 match answer {
-                    PeerAnswer::ClaimedIds(taken) => said.take(asked, taken),
+                    PeerAnswer::ClaimedIds(taken) => said.take(requested, taken),
                     // The peer is overloaded, and the claim does not wait for it.
                     _ => self.ids.left_out.increment(1),
                 }
@@ -201,32 +201,32 @@ impl Routing {
         ids: Vec<ClientMessageIds>,
     ) -> NodeFuture<Option<PeerAnswer>> {
         let own = self.hub.incarnation();
-        let (mut taken, mut looked_up, mut place) = (IdConflicts::new(), Vec::new(), 0);
+        let (mut taken, mut looked_up, mut index) = (IdConflicts::new(), Vec::new(), 0);
         for ClientMessageIds { scope, ids } in ids {
             let shared = Arc::new(scope.clone());
-            let (mut places, mut unknown) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+            let (mut indices, mut unknown) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
             let mut claims = self.ids.claims.lock();
             for id in ids {
                 let given = ScopedMessageId { scope: Arc::clone(&shared), id };
                 if claims.is_under_way(&given, from, own) {
-                    taken.push((place, IdConflict::UnderWay));
+                    taken.push((index, IdConflict::UnderWay));
                 } else {
-                    places.push(place);
+                    indices.push(index);
                     unknown.push(given.id);
                 }
-                place += 1;
+                index += 1;
             }
             drop(claims);
             if !unknown.is_empty() {
-                looked_up.push((places, local.find_ids(scope, unknown)));
+                looked_up.push((indices, local.find_ids(scope, unknown)));
             }
         }
         Box::pin(async move {
-            for (places, found) in looked_up {
+            for (indices, found) in looked_up {
                 // The peer goes on without this node.
                 let Some(found) = found.await else { return Some(PeerAnswer::Unknown) };
-                let known = places.into_iter().zip(found);
-                taken.extend(known.filter_map(|(place, stamp)| Some((place, IdConflict::Known(stamp?)))));
+                let known = indices.into_iter().zip(found);
+                taken.extend(known.filter_map(|(index, stamp)| Some((index, IdConflict::Known(stamp?)))));
             }
             Some(PeerAnswer::ClaimedIds(taken))
         })

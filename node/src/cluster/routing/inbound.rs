@@ -45,17 +45,17 @@ impl Inbound for Routing {
                     wanting.is_empty()
                 });
             }
-            InterestMessage::SnapshotEnd { epoch, streams: lanes } => {
-                self.take_snapshot_end(from.incarnation, epoch, lanes)
+            InterestMessage::SnapshotEnd { epoch, streams } => {
+                self.take_snapshot_end(from.incarnation, epoch, streams)
             }
             InterestMessage::SnapshotRequest => self.send_interest_snapshot(from.incarnation),
-            InterestMessage::Forwarding { key, number, sequence, round, retired: gone } => {
-                self.forwarding_confirmed(from.incarnation, &key, number, (sequence, round), gone);
+            InterestMessage::Forwarding { key, number, sequence, round, retired } => {
+                self.forwarding_confirmed(from.incarnation, &key, number, (sequence, round), retired);
             }
-            InterestMessage::Goodbye { streams: lanes, is_all } => {
-                self.peer_stream_left(from.incarnation, lanes, is_all)
+            InterestMessage::Goodbye { streams, is_all } => {
+                self.peer_stream_left(from.incarnation, streams, is_all)
             }
-            InterestMessage::IncarnationsEnded { incarnations: runs } => self.take_ended(&runs),
+            InterestMessage::IncarnationsEnded { incarnations } => self.take_ended(&incarnations),
         }
     }
 
@@ -75,13 +75,13 @@ impl Inbound for Routing {
         self.take_tenants(from.incarnation, tenants);
     }
 
-    fn stream_opened(&self, from: &Peer, lane: u32) {
-        self.record_stream_opened(from.incarnation, lane);
+    fn stream_opened(&self, from: &Peer, stream: u32) {
+        self.record_stream_opened(from.incarnation, stream);
         self.reach_changed.notify_waiters();
     }
 
-    fn stream_ended(&self, from: &Peer, lane: u32, whole: bool) {
-        self.record_stream_ended(from.incarnation, lane, whole);
+    fn stream_ended(&self, from: &Peer, stream: u32, is_contiguous: bool) {
+        self.record_stream_ended(from.incarnation, stream, is_contiguous);
     }
 
     fn continuity_lost(&self, from: &Peer) {

@@ -153,7 +153,7 @@ impl Routing {
         let round = self.next_number();
         snapshot.begin_part(round);
         let (mut items, mut bytes, mut next) = (0, 0, numbers.end);
-        let mut of_lanes = BTreeMap::new();
+        let mut of_streams = BTreeMap::new();
         let sequences = self.numbered(numbers.clone());
         // Sent under the lock, so that no interest is sent after its end.
         let own = self.local_interest.lock();
@@ -166,13 +166,13 @@ impl Routing {
             let (hash, key) = (hash_of(key), key.clone());
             let (number, sequence) = (*number, sequences.get(number).copied().unwrap_or(0));
             let item = PeerItem::interest(&InterestMessage::Added { key, number, round, sequence });
-            of_lanes.insert(hash % links.stream_count() as u64, links.send(to, hash, &item));
+            of_streams.insert(hash % links.stream_count() as u64, links.send(to, hash, &item));
             items += 1;
             bytes += item.bytes();
         }
         drop(own);
         snapshot.sent(items);
-        unconfirmed.extend(of_lanes.into_values());
+        unconfirmed.extend(of_streams.into_values());
         next
     }
 
@@ -190,13 +190,13 @@ impl Routing {
     pub(super) fn announce_skipped_sequences(&self) {
         let linked = self.linked();
         let free: Vec<u64> = {
-            let (snapshots, mut untold) = (self.interest_snapshots.lock(), self.snapshots_due.lock());
+            let (snapshots, mut due) = (self.interest_snapshots.lock(), self.snapshots_due.lock());
             if self.hub.take_unannounced_gap() {
-                untold.extend(&linked);
+                due.extend(&linked);
             }
             // A peer with a new link gets a snapshot anyway.
-            untold.retain(|peer| linked.contains(peer));
-            untold.extract_if(|peer| !snapshots.contains_key(peer)).collect()
+            due.retain(|peer| linked.contains(peer));
+            due.extract_if(|peer| !snapshots.contains_key(peer)).collect()
         };
         free.into_iter().for_each(|peer| self.send_interest_snapshot(peer));
     }
@@ -204,9 +204,9 @@ impl Routing {
     /// Sends the end of the snapshot on each stream.
     fn send_snapshot_end(&self, to: u64, epoch: u64) {
         let Some(links) = self.links.get() else { return };
-        let lanes = u32::try_from(links.stream_count()).unwrap_or(u32::MAX);
-        for lane in 0..links.stream_count() {
-            self.send(to, lane as u64, &InterestMessage::SnapshotEnd { epoch, streams: lanes });
+        let stream_count = u32::try_from(links.stream_count()).unwrap_or(u32::MAX);
+        for stream in 0..links.stream_count() {
+            self.send(to, stream as u64, &InterestMessage::SnapshotEnd { epoch, streams: stream_count });
         }
     }
 }

@@ -96,22 +96,23 @@ impl LeavingNodes {
     /// Returns the members, and those that are alive, without the ones that have said goodbye. Gossip still reports these for a while.
     pub(super) fn without_left(&self) -> (Vec<PeerAddr>, Vec<u64>) {
         let mut peers = self.peers.lock();
-        let ReportedMembers { members, expected, streams_left: lanes, left } = &mut *peers;
-        let is_member = |run: &u64| members.iter().any(|member| member.peer.incarnation == *run);
+        let ReportedMembers { members, expected, streams_left, left } = &mut *peers;
+        let is_member =
+            |incarnation: &u64| members.iter().any(|member| member.peer.incarnation == *incarnation);
         left.retain(is_member);
-        lanes.retain(|run, _| is_member(run));
+        streams_left.retain(|incarnation, _| is_member(incarnation));
         let members = members.iter().filter(|member| !left.contains(&member.peer.incarnation)).cloned();
-        let expected = expected.iter().filter(|run| !left.contains(run)).copied();
+        let expected = expected.iter().filter(|incarnation| !left.contains(incarnation)).copied();
         (members.collect(), expected.collect())
     }
 
     /// Counts a goodbye. Returns the node id of the peer once, with the goodbye on its last stream.
-    fn stream_left(&self, peer: u64, lanes: u32) -> Option<Arc<str>> {
+    fn stream_left(&self, peer: u64, streams: u32) -> Option<Arc<str>> {
         let node = self.name_of(peer)?;
         let mut peers = self.peers.lock();
         let said = peers.streams_left.entry(peer).or_default();
         *said = said.saturating_add(1);
-        (*said >= lanes && peers.left.insert(peer)).then_some(node)
+        (*said >= streams && peers.left.insert(peer)).then_some(node)
     }
 }
 
@@ -150,16 +151,16 @@ impl Routing {
     /// Says goodbye to all peers, and waits for at most `wait` until they have all items of this node.
     pub async fn say_goodbye(&self, wait: Duration) {
         let Some(links) = self.links.get() else { return };
-        let lanes = u32::try_from(links.stream_count()).unwrap_or(u32::MAX);
+        let streams = u32::try_from(links.stream_count()).unwrap_or(u32::MAX);
         let is_all = self.has_handed_off();
-        let goodbye = PeerItem::interest(&InterestMessage::Goodbye { streams: lanes, is_all });
+        let goodbye = PeerItem::interest(&InterestMessage::Goodbye { streams, is_all });
         // Includes linked peers that gossip does not see.
         let peers = self.linked();
         if !is_all && !peers.is_empty() {
             tracing::warn!("channel handoff incomplete");
         }
         let acked = peers.into_iter().map(|peer| {
-            let acks = (0..links.stream_count()).map(|lane| links.send(peer, lane as u64, &goodbye));
+            let acks = (0..links.stream_count()).map(|stream| links.send(peer, stream as u64, &goodbye));
             let acks: Vec<PeerAck> = acks.collect();
             async move {
                 tokio::select! {
@@ -181,8 +182,8 @@ impl Routing {
     }
 
     /// Takes the goodbye of a peer on one of its streams.
-    pub(super) fn peer_stream_left(&self, peer: u64, lanes: u32, is_all: bool) {
-        let Some(node) = self.leaving.stream_left(peer, lanes) else { return };
+    pub(super) fn peer_stream_left(&self, peer: u64, streams: u32, is_all: bool) {
+        let Some(node) = self.leaving.stream_left(peer, streams) else { return };
         tracing::info!(%node, "peer left");
         if is_all {
             self.incarnations.lock().left(peer);
@@ -193,13 +194,17 @@ impl Routing {
         self.tenants_left(peer);
         // All messages that the peer forwarded are here. In a channel whose interest could not be sent to the peer, its messages are lost
         // here.
-        let is_untold = |own: &LocalInterest| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
-        let untold = |own: &BTreeMap<u64, LocalInterest>| {
-            own.iter().filter(|(_, own)| is_untold(own)).map(|(number, _)| *number).collect::<HashSet<_>>()
+        let is_unannounced =
+            |own: &LocalInterest| !own.confirmed.contains(&peer) && !own.waits.contains(&peer);
+        let unannounced = |own: &BTreeMap<u64, LocalInterest>| {
+            own.iter()
+                .filter(|(_, own)| is_unannounced(own))
+                .map(|(number, _)| *number)
+                .collect::<HashSet<_>>()
         };
-        let untold = untold(&self.local_interest.lock());
-        if !untold.is_empty() {
-            self.hub.abandon_incarnation_in(peer, &untold);
+        let unannounced = unannounced(&self.local_interest.lock());
+        if !unannounced.is_empty() {
+            self.hub.abandon_incarnation_in(peer, &unannounced);
         }
         for own in self.local_interest.lock().values_mut() {
             own.rounds.iter_mut().for_each(|round| round.waits.retain(|waited| *waited != peer));
@@ -240,11 +245,11 @@ mod tests {
     async fn peer_that_takes_no_clients_is_not_asked_for_its_load() {
         let (node, other) = RoutingTestNode::of_three();
         let other = other.incarnation;
-        for (ready, asked) in [(vec![PEER, other], 2), (vec![other], 1), (vec![], 0)] {
+        for (ready, requests) in [(vec![PEER, other], 2), (vec![other], 1), (vec![], 0)] {
             node.says();
             node.routing.set_survivors(vec![PEER, other], ready);
             assert!(node.routing.loads().await.is_empty(), "nobody answers");
-            assert_eq!(node.says().len(), asked);
+            assert_eq!(node.says().len(), requests);
         }
     }
 

@@ -129,74 +129,77 @@ impl TrackedIncarnation {
 }
 
 impl NodeFailures {
-    fn stream_opened(&mut self, incarnation: u64, lane: u32) {
+    fn stream_opened(&mut self, incarnation: u64, stream: u32) {
         if self.incarnations.len() >= INCARNATIONS_MAX && !self.incarnations.contains_key(&incarnation) {
             return;
         }
-        let run = self.incarnations.entry(incarnation).or_default();
-        run.open_streams.insert(lane);
-        run.complete.clear();
-        (run.is_met, run.ended, run.is_contiguous) = (true, None, true);
+        let tracked = self.incarnations.entry(incarnation).or_default();
+        tracked.open_streams.insert(stream);
+        tracked.complete.clear();
+        (tracked.is_met, tracked.ended, tracked.is_contiguous) = (true, None, true);
     }
 
     /// Status of a member by gossip, also of one that this node has not met. None for other incarnations.
     pub(super) fn incarnation_status(&self, incarnation: u64) -> Option<model::IncarnationStatus> {
-        let run = self.incarnations.get(&incarnation).filter(|run| run.is_member)?;
-        Some(if run.is_down { model::IncarnationStatus::Ended } else { model::IncarnationStatus::Alive })
+        let tracked = self.incarnations.get(&incarnation).filter(|tracked| tracked.is_member)?;
+        Some(if tracked.is_down { model::IncarnationStatus::Ended } else { model::IncarnationStatus::Alive })
     }
 
     /// True if peers see the incarnation and this node does not.
     pub(super) fn is_seen_by_others(&self, incarnation: u64) -> bool {
-        self.incarnations.get(&incarnation).is_some_and(|run| run.is_seen_by_others)
+        self.incarnations.get(&incarnation).is_some_and(|tracked| tracked.is_seen_by_others)
     }
 
     /// True if gossip reports that the incarnation drains.
     pub(super) fn is_draining(&self, incarnation: u64) -> bool {
-        self.incarnations.get(&incarnation).is_some_and(|run| run.is_draining)
+        self.incarnations.get(&incarnation).is_some_and(|tracked| tracked.is_draining)
     }
 
     /// True for a member that is neither down nor draining and has not said goodbye: its failure would be noticed.
     pub(super) fn is_failure_noticed(&self, incarnation: u64) -> bool {
-        let is_missed =
-            |run: &TrackedIncarnation| run.is_member && !run.is_down && !run.has_left && !run.is_draining;
+        let is_missed = |tracked: &TrackedIncarnation| {
+            tracked.is_member && !tracked.is_down && !tracked.has_left && !tracked.is_draining
+        };
         self.incarnations.get(&incarnation).is_some_and(is_missed)
     }
 
     /// Records that the link to the incarnation is up or has ended.
     pub(super) fn linked(&mut self, incarnation: u64, up: bool) {
-        if let Some(run) = self.incarnations.get_mut(&incarnation) {
-            run.link = if up { PeerLinkState::Up } else { PeerLinkState::Down(Instant::now()) };
+        if let Some(tracked) = self.incarnations.get_mut(&incarnation) {
+            tracked.link = if up { PeerLinkState::Up } else { PeerLinkState::Down(Instant::now()) };
         }
     }
 
     /// True for an unreachable incarnation whose link ended just now while streams are open. After a failure the streams end at once,
     /// too.
     pub(super) fn is_ending(&self, incarnation: u64) -> bool {
-        let is_ending = |run: &TrackedIncarnation| {
-            let ends = match run.link {
+        let is_ending = |tracked: &TrackedIncarnation| {
+            let ends = match tracked.link {
                 PeerLinkState::Never => false,
                 // The report that the link has ended is on its way.
                 PeerLinkState::Up => true,
                 PeerLinkState::Down(since) => since.elapsed() <= AT_ONCE,
             };
-            ends && !run.open_streams.is_empty() && !run.has_left
+            ends && !tracked.open_streams.is_empty() && !tracked.has_left
         };
         self.incarnations.get(&incarnation).is_some_and(is_ending)
     }
 
     /// True while a stream of the incarnation is open, so that items may still come.
     pub(super) fn has_open_streams(&self, incarnation: u64) -> bool {
-        self.incarnations.get(&incarnation).is_some_and(|run| !run.open_streams.is_empty())
+        self.incarnations.get(&incarnation).is_some_and(|tracked| !tracked.open_streams.is_empty())
     }
 
     /// True if the incarnation was met and all its streams have ended.
     pub(super) fn has_ended(&self, incarnation: u64) -> bool {
-        self.incarnations.get(&incarnation).is_some_and(|run| run.is_met && run.open_streams.is_empty())
+        self.incarnations
+            .get(&incarnation)
+            .is_some_and(|tracked| tracked.is_met && tracked.open_streams.is_empty())
     }
 
     fn left(&mut self, incarnation: u64) {
-        if let Some(run) = self.incarnations.get_mut(&incarnation) {
-            run.has_left = true;
+        if let Some(tracked) = self.incarnations.get_mut(&incarnation) {
+            tracked.has_left = true;
         }
     }
 
@@ -230,7 +233,7 @@ impl NodeFailures {
     pub(super) fn is_complete(&self, incarnation: u64, channel: u64) -> bool {
         self.incarnations
             .get(&incarnation)
-            .is_some_and(|run| run.complete.contains(&channel) && !run.is_in_doubt())
+            .is_some_and(|tracked| tracked.complete.contains(&channel) && !tracked.is_in_doubt())
     }
 
     /// True if the incarnation is in doubt: it may be partitioned and taking publishes.
@@ -241,50 +244,54 @@ impl NodeFailures {
     /// True if an incarnation has failed within this time, or may have.
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let is_lately = |ended: Instant| ended.elapsed() <= within;
-        let may_be_dead = |run: &TrackedIncarnation| {
+        let may_be_dead = |tracked: &TrackedIncarnation| {
             // An incarnation in doubt may deliver messages as long as it is a member.
-            let may_miss = |ended| run.is_in_doubt() || is_lately(ended);
-            run.is_met && !run.has_left && run.ended.is_some_and(may_miss)
+            let may_miss = |ended| tracked.is_in_doubt() || is_lately(ended);
+            tracked.is_met && !tracked.has_left && tracked.ended.is_some_and(may_miss)
         };
         self.last.is_some_and(|died| died.elapsed() <= within) || self.incarnations.values().any(may_be_dead)
     }
 
     /// True if a member that may have clients was never met, is not in `alive` and is not down yet.
     pub(super) fn has_unmet_member(&self, alive: &[u64]) -> bool {
-        let is_unheard = |run: &TrackedIncarnation| {
-            let may_have_died = run.is_member && !run.is_down && !run.is_draining && !run.has_left;
-            may_have_died && run.has_clients && !run.is_met
+        let is_unheard = |tracked: &TrackedIncarnation| {
+            let may_have_died =
+                tracked.is_member && !tracked.is_down && !tracked.is_draining && !tracked.has_left;
+            may_have_died && tracked.has_clients && !tracked.is_met
         };
-        self.incarnations.iter().any(|(incarnation, run)| is_unheard(run) && !alive.contains(incarnation))
+        self.incarnations
+            .iter()
+            .any(|(incarnation, tracked)| is_unheard(tracked) && !alive.contains(incarnation))
     }
 
     /// Records that all messages that the incarnation has stored of the channel are here.
     pub(super) fn completed(&mut self, incarnation: u64, channel: u64) {
-        if let Some(run) = self.incarnations.get_mut(&incarnation).filter(|run| run.is_down) {
-            run.complete.insert(channel);
+        if let Some(tracked) = self.incarnations.get_mut(&incarnation).filter(|tracked| tracked.is_down) {
+            tracked.complete.insert(channel);
         }
     }
 
     /// Records the end of a stream. True if it was the last one of a down incarnation that may have acknowledged messages that are not
     /// here.
-    fn stream_ended(&mut self, incarnation: u64, lane: u32, whole: bool, now: Instant) -> bool {
-        let Some(run) = self.incarnations.get_mut(&incarnation) else { return false };
-        run.open_streams.remove(&lane);
-        let first = *run.ended.get_or_insert(now);
-        run.is_contiguous &= whole && now.saturating_duration_since(first) <= AT_ONCE;
-        if !run.is_member && run.open_streams.is_empty() {
+    fn stream_ended(&mut self, incarnation: u64, stream: u32, is_contiguous: bool, now: Instant) -> bool {
+        let Some(tracked) = self.incarnations.get_mut(&incarnation) else { return false };
+        tracked.open_streams.remove(&stream);
+        let first = *tracked.ended.get_or_insert(now);
+        tracked.is_contiguous &= is_contiguous && now.saturating_duration_since(first) <= AT_ONCE;
+        if !tracked.is_member && tracked.open_streams.is_empty() {
             self.incarnations.remove(&incarnation);
             return false;
         }
-        run.is_down && run.open_streams.is_empty() && run.is_in_doubt()
+        tracked.is_down && tracked.open_streams.is_empty() && tracked.is_in_doubt()
     }
 
     /// Incarnations that went down since the last check while they drained, without a goodbye.
     fn ended_while_draining(&self, members: &[GossipStatus]) -> Vec<u64> {
-        let is_unfinished = |run: &TrackedIncarnation| run.is_met && !run.is_down && !run.has_left;
+        let is_unfinished =
+            |tracked: &TrackedIncarnation| tracked.is_met && !tracked.is_down && !tracked.has_left;
         let ended = members.iter().filter(|member| member.is_down && member.is_draining);
         let ended = ended.map(|member| member.incarnation);
-        ended.filter(|run| self.incarnations.get(run).is_some_and(is_unfinished)).collect()
+        ended.filter(|incarnation| self.incarnations.get(incarnation).is_some_and(is_unfinished)).collect()
     }
 
     /// Takes the current members, and returns their changes since the last call.
@@ -293,41 +300,49 @@ impl NodeFailures {
         for GossipStatus { incarnation, is_down: is_dead, is_draining, is_seen_by_others, has_clients } in
             members
         {
-            let run = self.incarnations.entry(*incarnation).or_default();
-            (run.is_member, run.is_draining, run.has_clients) = (true, *is_draining, *has_clients);
-            run.is_seen_by_others = *is_seen_by_others;
-            match (run.is_down, *is_dead) {
+            let tracked = self.incarnations.entry(*incarnation).or_default();
+            (tracked.is_member, tracked.is_draining, tracked.has_clients) =
+                (true, *is_draining, *has_clients);
+            tracked.is_seen_by_others = *is_seen_by_others;
+            match (tracked.is_down, *is_dead) {
                 // An incarnation with open streams is not in doubt yet, whatever gossip reports.
                 (false, true) => {
-                    run.is_contiguous &= run.ended.is_none_or(|at| now <= at + NOTICED_WITHIN);
-                    let is_doubtful = run.open_streams.is_empty() && run.is_in_doubt();
-                    if is_doubtful || !run.is_draining && !run.has_left {
+                    tracked.is_contiguous &= tracked.ended.is_none_or(|at| now <= at + NOTICED_WITHIN);
+                    let is_doubtful = tracked.open_streams.is_empty() && tracked.is_in_doubt();
+                    if is_doubtful || !tracked.is_draining && !tracked.has_left {
                         fates.push((
                             *incarnation,
-                            MembershipChange::Down { is_in_doubt: is_doubtful, is_met: run.is_met },
+                            MembershipChange::Down { is_in_doubt: is_doubtful, is_met: tracked.is_met },
                         ));
                     }
                 }
                 (true, false) => {
-                    run.complete.clear();
+                    tracked.complete.clear();
                     fates.push((*incarnation, MembershipChange::Back));
                 }
                 _ => {}
             }
-            run.is_down = *is_dead;
+            tracked.is_down = *is_dead;
         }
-        self.incarnations.retain(|incarnation, run| {
+        self.incarnations.retain(|incarnation, tracked| {
             let is_member = members.iter().any(|member| member.incarnation == *incarnation);
-            if run.is_member && !is_member {
-                let is_doubtful = run.is_in_doubt() || !run.open_streams.is_empty() && !run.has_left;
-                let is_reported = run.is_down || run.is_draining || run.has_left || !run.is_met;
+            if tracked.is_member && !is_member {
+                let is_doubtful =
+                    tracked.is_in_doubt() || !tracked.open_streams.is_empty() && !tracked.has_left;
+                let is_reported =
+                    tracked.is_down || tracked.is_draining || tracked.has_left || !tracked.is_met;
                 fates.push((
                     *incarnation,
-                    MembershipChange::Removed { is_reported, is_in_doubt: is_doubtful, is_met: run.is_met },
+                    MembershipChange::Removed {
+                        is_reported,
+                        is_in_doubt: is_doubtful,
+                        is_met: tracked.is_met,
+                    },
                 ));
             }
-            (run.is_member, run.is_seen_by_others) = (is_member, is_member && run.is_seen_by_others);
-            is_member || !run.open_streams.is_empty()
+            (tracked.is_member, tracked.is_seen_by_others) =
+                (is_member, is_member && tracked.is_seen_by_others);
+            is_member || !tracked.open_streams.is_empty()
         });
         fates
     }
@@ -338,8 +353,8 @@ impl Routing {
     pub fn update_node_failures(&self, members: &[GossipStatus]) {
         self.update_reachability(members);
         let mut deaths = self.node_failures.lock();
-        let ends = |(incarnation, run): (&u64, &TrackedIncarnation)| {
-            (*incarnation, (run.troubled_for(), run.silent_since()))
+        let ends = |(incarnation, tracked): (&u64, &TrackedIncarnation)| {
+            (*incarnation, (tracked.troubled_for(), tracked.silent_since()))
         };
         let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.incarnations.iter().map(ends).collect();
         let unfinished = deaths.ended_while_draining(members);
@@ -349,18 +364,19 @@ impl Routing {
             deaths.last = Some(Instant::now());
         }
         drop(deaths);
-        for node in unfinished.into_iter().filter_map(|run| self.leaving.name_of(run)) {
+        for node in unfinished.into_iter().filter_map(|incarnation| self.leaving.name_of(incarnation)) {
             tracing::warn!(%node, "peer went down while it drained");
         }
         let is_seen_by_others =
-            |run| members.iter().any(|one| one.incarnation == run && one.is_seen_by_others);
+            |incarnation| members.iter().any(|one| one.incarnation == incarnation && one.is_seen_by_others);
         // An incarnation that peers see is alive, or was by their last report.
-        let is_over = |(run, fate): &(u64, MembershipChange)| match fate {
-            MembershipChange::Down { .. } => !is_seen_by_others(*run),
+        let is_over = |(incarnation, fate): &(u64, MembershipChange)| match fate {
+            MembershipChange::Down { .. } => !is_seen_by_others(*incarnation),
             MembershipChange::Back => false,
             MembershipChange::Removed { .. } => true,
         };
-        let ended: Vec<u64> = fates.iter().filter(|fate| is_over(fate)).map(|(run, _)| *run).collect();
+        let ended: Vec<u64> =
+            fates.iter().filter(|fate| is_over(fate)).map(|(incarnation, _)| *incarnation).collect();
         self.record_ended(&ended);
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
@@ -420,12 +436,13 @@ impl Routing {
         self.node_failures.lock().left(incarnation);
     }
 
-    pub(super) fn record_stream_opened(&self, incarnation: u64, lane: u32) {
-        self.node_failures.lock().stream_opened(incarnation, lane);
+    pub(super) fn record_stream_opened(&self, incarnation: u64, stream: u32) {
+        self.node_failures.lock().stream_opened(incarnation, stream);
     }
 
-    pub(super) fn record_stream_ended(&self, incarnation: u64, lane: u32, whole: bool) {
-        let is_doubtful = self.node_failures.lock().stream_ended(incarnation, lane, whole, Instant::now());
+    pub(super) fn record_stream_ended(&self, incarnation: u64, stream: u32, is_contiguous: bool) {
+        let is_doubtful =
+            self.node_failures.lock().stream_ended(incarnation, stream, is_contiguous, Instant::now());
         if !self.is_up(incarnation) && !self.node_failures.lock().has_open_streams(incarnation) {
             self.skip_awaited_peer(incarnation);
             self.end_rounds(incarnation);

@@ -206,8 +206,8 @@ impl Routing {
     async fn take_nonces_of(&self, peer: u64, local: &dyn LocalNode) {
         let mut after = None;
         for _ in 0..PARTS_MAX {
-            let asked = PeerRequest::NoncesAsked { after: after.take() };
-            let Some(PeerAnswer::Nonces(known)) = self.ask_one(peer, 0, &asked, PART_WAIT).await else {
+            let request = PeerRequest::NoncesAsked { after: after.take() };
+            let Some(PeerAnswer::Nonces(known)) = self.ask_one(peer, 0, &request, PART_WAIT).await else {
                 return;
             };
             if self.remember(local, known.nonces).await.is_none() {

@@ -44,14 +44,14 @@ mod tests {
         node.finds_the_peer();
         node.says();
         let keys = [node.key.clone()];
-        let asking = node.routing.attached(&keys);
+        let query = node.routing.attached(&keys);
         let answering = async {
-            let asked = node.says();
+            let requests = node.says();
             let request = PeerRequest::Attached(keys.to_vec());
-            let number = (0..99).find(|number| asked.contains(&PeerItem::request(*number, &request)));
+            let number = (0..99).find(|number| requests.contains(&PeerItem::request(*number, &request)));
             node.routing.answer_received(&node.peer, number.expect("it is asked"), answer);
         };
-        tokio::join!(asking, answering).0
+        tokio::join!(query, answering).0
     }
 
     #[tokio::test]

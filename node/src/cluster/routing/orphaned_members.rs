@@ -41,13 +41,17 @@ impl OrphanedIncarnations {
         presence_timeout: Duration,
         now: Instant,
     ) -> HashMap<u64, Duration> {
-        let gone = self.since.extract_if(|run, _| !lost.contains(run)).map(|(run, _)| run);
-        let gone: Vec<u64> = gone.filter(|run| has_ended(*run)).collect();
-        let waited = |run: &u64| now.saturating_duration_since(*self.since.entry(*run).or_insert(now));
+        let ended = self
+            .since
+            .extract_if(|incarnation, _| !lost.contains(incarnation))
+            .map(|(incarnation, _)| incarnation);
+        let ended: Vec<u64> = ended.filter(|incarnation| has_ended(*incarnation)).collect();
+        let waited =
+            |incarnation: &u64| now.saturating_duration_since(*self.since.entry(*incarnation).or_insert(now));
         let due = lost.iter().copied().zip(lost.iter().map(waited));
         let due: HashMap<u64, Duration> = due.filter(|(_, waited)| *waited >= presence_timeout).collect();
-        for run in due.keys().chain(&gone) {
-            self.let_go.entry(*run).or_insert(ReleasedIncarnation {
+        for incarnation in due.keys().chain(&ended) {
+            self.let_go.entry(*incarnation).or_insert(ReleasedIncarnation {
                 since: now,
                 is_recent: true,
                 passed_over: false,
@@ -56,8 +60,8 @@ impl OrphanedIncarnations {
         due
     }
 
-    fn passes_over(&mut self, run: u64) -> bool {
-        let let_go = self.let_go.get_mut(&run).filter(|let_go| let_go.is_recent);
+    fn passes_over(&mut self, incarnation: u64) -> bool {
+        let let_go = self.let_go.get_mut(&incarnation).filter(|let_go| let_go.is_recent);
         let_go.is_some_and(|let_go| {
             let_go.passed_over = true;
             true
@@ -66,29 +70,29 @@ impl OrphanedIncarnations {
 
     /// Forgets incarnations whose release is complete. True if peers must be asked again for members that were skipped.
     fn settle(&mut self, due: &HashMap<u64, Duration>, now: Instant) -> bool {
-        let mut asks = false;
-        self.let_go.retain(|run, let_go| {
+        let mut must_ask = false;
+        self.let_go.retain(|incarnation, let_go| {
             let is_late = now.saturating_duration_since(let_go.since) >= OTHERS_LATE;
-            let_go.is_recent = !is_late || due.contains_key(run);
-            asks |= !let_go.is_recent && let_go.passed_over;
+            let_go.is_recent = !is_late || due.contains_key(incarnation);
+            must_ask |= !let_go.is_recent && let_go.passed_over;
             let_go.is_recent
         });
-        asks
+        must_ask
     }
 }
 
 impl Routing {
     /// True if the connections of an incarnation are lost, as far as this node can tell: it is unreachable, and no node sees it or it has
     /// said goodbye.
-    pub(super) fn has_ended(&self, run: u64) -> bool {
-        let is_alive = self.incarnations.lock().alive().any(|alive| alive == run);
-        !is_alive && !self.is_up(run) && !self.node_failures.lock().is_seen_by_others(run)
+    pub(super) fn has_ended(&self, incarnation: u64) -> bool {
+        let is_alive = self.incarnations.lock().alive().any(|alive| alive == incarnation);
+        !is_alive && !self.is_up(incarnation) && !self.node_failures.lock().is_seen_by_others(incarnation)
     }
 
     /// True if members of the incarnation are to be skipped in a peer's snapshot, since they have just left here or are about to. Mostly
     /// the peer lets them leave within moments. It may have seen the incarnation for longer, so it is asked once more later.
-    pub(super) fn passes_over(&self, run: u64) -> bool {
-        self.orphaned.lock().passes_over(run)
+    pub(super) fn passes_over(&self, incarnation: u64) -> bool {
+        self.orphaned.lock().passes_over(incarnation)
     }
 
     /// Connections whose orphaned members this node lets leave now, with their owners: the incarnation ended at least the presence
@@ -100,24 +104,26 @@ impl Routing {
     ) -> Vec<(ConnectionId, SessionOwner)> {
         let own = self.hub.incarnation();
         let mut lost = self.hub.member_incarnations();
-        lost.retain(|run| *run != own && self.has_ended(*run));
-        let (due, asks) = {
+        lost.retain(|incarnation| *incarnation != own && self.has_ended(*incarnation));
+        let (due, must_ask) = {
             let mut orphaned = self.orphaned.lock();
-            let due = orphaned.look(&lost, |run| self.has_ended(run), presence_timeout, now);
-            let asks = orphaned.settle(&due, now);
-            (due, asks)
+            let due = orphaned.look(&lost, |incarnation| self.has_ended(incarnation), presence_timeout, now);
+            let must_ask = orphaned.settle(&due, now);
+            (due, must_ask)
         };
-        if asks {
+        if must_ask {
             self.ask_all_for_members();
         }
         if due.is_empty() {
             return Vec::new();
         }
         let survivors: HashMap<u64, Vec<u64>> = {
-            let runs = self.incarnations.lock();
-            due.keys().map(|run| (*run, runs.survivors_of(*run).chain([own]).collect())).collect()
+            let known = self.incarnations.lock();
+            due.keys()
+                .map(|incarnation| (*incarnation, known.survivors_of(*incarnation).chain([own]).collect()))
+                .collect()
         };
-        let mut connections = self.hub.present_connections(|run| due.contains_key(&run));
+        let mut connections = self.hub.present_connections(|incarnation| due.contains_key(&incarnation));
         connections.retain(|(connection_id, SessionOwner { incarnation, .. })| {
             due.get(incarnation).is_some_and(|waited| *waited >= presence_timeout + LATE)
                 || chosen(*connection_id, &survivors[incarnation]) == Some(own)
@@ -127,9 +133,11 @@ impl Routing {
 }
 
 /// Selects one incarnation for a connection: the same on all nodes that know the same incarnations, and mostly the same after one ends.
-fn chosen(connection_id: ConnectionId, runs: &[u64]) -> Option<u64> {
-    let weight = |run: &u64| Digest::default().of(connection_id.as_bytes()).of(&run.to_be_bytes()).number();
-    runs.iter().copied().max_by_key(|run| (weight(run), *run))
+fn chosen(connection_id: ConnectionId, incarnations: &[u64]) -> Option<u64> {
+    let weight = |incarnation: &u64| {
+        Digest::default().of(connection_id.as_bytes()).of(&incarnation.to_be_bytes()).number()
+    };
+    incarnations.iter().copied().max_by_key(|incarnation| (weight(incarnation), *incarnation))
 }
 
 #[cfg(test)]
@@ -141,15 +149,10 @@ mod tests {
 
     const PRESENCE_TIMEOUT: Duration = Duration::from_secs(15);
 
-    fn snapshot_member(connection: u8, run: u64) -> RemoteMember {
+    fn snapshot_member(connection: u8, incarnation: u64) -> RemoteMember {
         let connection_id = ConnectionId::from_bytes([connection; 16]);
         let member = MemberId { connection_id, client_id: ClientId::of("a") };
-        RemoteMember {
-            member,
-            owner: SessionOwner { epoch: 0, incarnation: run },
-            data: None,
-            timestamp_ms: 1,
-        }
+        RemoteMember { member, owner: SessionOwner { epoch: 0, incarnation }, data: None, timestamp_ms: 1 }
     }
 
     #[tokio::test]
@@ -164,7 +167,7 @@ mod tests {
         assert_eq!(node.routing.orphaned_connections(PRESENCE_TIMEOUT, now + PRESENCE_TIMEOUT).len(), 1);
         assert_eq!(tells(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 1);
         assert_eq!(tells(vec![snapshot_member(3, 98)]), 2);
-        let asks = |after: Duration| {
+        let must_ask = |after: Duration| {
             node.finds_the_peer();
             node.has_a_link();
             node.says();
@@ -175,7 +178,7 @@ mod tests {
         };
         let new_owner = SessionOwner { epoch: 1, incarnation: 98 };
         node.routing.hub.take_over_presence(ConnectionId::from_bytes([1; 16]), new_owner);
-        assert!(!asks(OTHERS_LATE / 2) && asks(OTHERS_LATE) && !asks(2 * OTHERS_LATE));
+        assert!(!must_ask(OTHERS_LATE / 2) && must_ask(OTHERS_LATE) && !must_ask(2 * OTHERS_LATE));
         assert_eq!(tells(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 3);
     }
 
@@ -208,9 +211,9 @@ mod tests {
         let at = |seconds| begun + Duration::from_secs(seconds);
         let (mut orphaned, back) = (OrphanedIncarnations::default(), 3);
         let mut look = |lost: &[u64], seconds| {
-            let due = orphaned.look(lost, |run| run != back, PRESENCE_TIMEOUT, at(seconds));
+            let due = orphaned.look(lost, |incarnation| incarnation != back, PRESENCE_TIMEOUT, at(seconds));
             orphaned.settle(&due, at(seconds));
-            [1, 2, back].map(|run| orphaned.passes_over(run))
+            [1, 2, back].map(|incarnation| orphaned.passes_over(incarnation))
         };
         assert_eq!(look(&[1, 2, back], 0), [false; 3]);
         assert_eq!(look(&[1], 14), [false, true, false], "another node had 2 leave");
@@ -223,19 +226,20 @@ mod tests {
 
     #[test]
     fn connection_keeps_its_chosen_incarnation_until_that_one_ends() {
-        let runs: Vec<u64> = (1..=5).collect();
+        let incarnations: Vec<u64> = (1..=5).collect();
         let mut counts = HashMap::<u64, usize>::new();
         for number in 0..200_u8 {
             let connection_id = ConnectionId::from_bytes([number; 16]);
-            let of = |runs: &[u64]| chosen(connection_id, runs).expect("there is a run");
-            let first = of(&runs);
+            let of = |incarnations: &[u64]| chosen(connection_id, incarnations).expect("there is a run");
+            let first = of(&incarnations);
             *counts.entry(first).or_default() += 1;
-            let mut turned = runs.clone();
+            let mut turned = incarnations.clone();
             turned.reverse();
             assert_eq!(of(&turned), first);
-            for gone in &runs {
-                let left: Vec<u64> = runs.iter().copied().filter(|run| run != gone).collect();
-                assert_eq!(of(&left) == first, *gone != first);
+            for ended in &incarnations {
+                let left: Vec<u64> =
+                    incarnations.iter().copied().filter(|incarnation| incarnation != ended).collect();
+                assert_eq!(of(&left) == first, *ended != first);
             }
         }
         assert!(counts.len() == 5 && counts.values().all(|count| *count > 20), "{counts:?}");

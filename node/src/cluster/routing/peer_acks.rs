@@ -133,11 +133,11 @@ struct PendingAckState {
 impl Wake for PendingAck {
     fn wake(self: Arc<Self>) {
         let waker = Waker::from(Arc::clone(&self));
-        let mut place = self.waiting.lock();
-        let Some(waiting) = &mut *place else { return };
+        let mut guard = self.waiting.lock();
+        let Some(waiting) = &mut *guard else { return };
         waiting.look(&mut Context::from_waker(&waker));
-        let given = if waiting.awaited.is_empty() { place.take() } else { None };
-        drop(place);
+        let given = if waiting.awaited.is_empty() { guard.take() } else { None };
+        drop(guard);
         let Some(PendingAckState { is_lost, done, .. }) = given else { return };
         if is_lost {
             // The task that lost the item may be publishing and hold the lock of a channel.

@@ -34,12 +34,12 @@ impl PeerInterest {
 
     /// Takes the end of a snapshot on one stream; ends of an earlier one may still come on other streams. False if the snapshot has ended
     /// on all streams and must be sent once more.
-    fn snapshot_end(&mut self, epoch: u64, lanes: u32) -> bool {
+    fn snapshot_end(&mut self, epoch: u64, streams: u32) -> bool {
         if epoch > self.epoch {
             (self.epoch, self.streams) = (epoch, 0);
         }
         self.streams += u32::from(epoch == self.epoch);
-        if self.streams < lanes || self.is_known {
+        if self.streams < streams || self.is_known {
             return true;
         }
         self.is_known = !std::mem::take(&mut self.is_partial);
@@ -59,9 +59,9 @@ impl Routing {
     }
 
     /// Takes the end of a peer's interest snapshot on one stream.
-    pub(super) fn take_snapshot_end(&self, from: u64, epoch: u64, lanes: u32) {
+    pub(super) fn take_snapshot_end(&self, from: u64, epoch: u64, streams: u32) {
         let is_enough =
-            self.peers.write().get_mut(&from).is_none_or(|wants| wants.snapshot_end(epoch, lanes));
+            self.peers.write().get_mut(&from).is_none_or(|wants| wants.snapshot_end(epoch, streams));
         if !is_enough {
             self.send(from, 0, &InterestMessage::SnapshotRequest);
         }
@@ -86,9 +86,8 @@ impl Routing {
                 wanting.push(from);
             }
             drop(wanting);
-            let (hash, gone) = (hash_of(&key), self.retired_stamps(&known));
-            let joined =
-                InterestMessage::Forwarding { key: key.clone(), number, sequence, round, retired: gone };
+            let (hash, retired) = (hash_of(&key), self.retired_stamps(&known));
+            let joined = InterestMessage::Forwarding { key: key.clone(), number, sequence, round, retired };
             if !self.send(from, hash, &joined)
                 && let Some(wants) = self.peers.write().get_mut(&from)
             {
@@ -147,14 +146,14 @@ mod tests {
         node.has_a_link();
         node.routing
             .presence_sync_received(&node.peer, PresenceSyncMessage::SnapshotEnd { number: 1, streams: 1 });
-        let asked = PeerItem::presence_sync(PresenceSyncMessage::SnapshotRequest { parts: u64::MAX });
+        let request = PeerItem::presence_sync(PresenceSyncMessage::SnapshotRequest { parts: u64::MAX });
         node.routing.ask_for_members(&[PEER]);
-        assert_eq!(node.says(), [asked]);
+        assert_eq!(node.says(), [request]);
     }
 
     #[tokio::test]
     async fn peer_that_ends_before_sending_members_makes_node_ask_others() {
-        let asked = PeerItem::presence_sync(PresenceSyncMessage::SnapshotRequest { parts: u64::MAX });
+        let request = PeerItem::presence_sync(PresenceSyncMessage::SnapshotRequest { parts: u64::MAX });
         for has_sent in [false, true] {
             let node = RoutingTestNode::new();
             let addr = SocketAddr::from(([127, 0, 0, 1], 1));
@@ -176,7 +175,7 @@ mod tests {
                 }
             }
             node.routing.set_peers(vec![of(&other)], vec![8]);
-            assert_eq!(node.says(), if has_sent { vec![] } else { vec![asked.clone()] });
+            assert_eq!(node.says(), if has_sent { vec![] } else { vec![request.clone()] });
         }
     }
 

@@ -82,8 +82,8 @@ impl Routing {
         if to.peek().is_none() {
             return Vec::new();
         }
-        let (item, lane) = (PeerItem::presence_changed(event), channel_number(&event.key));
-        to.map(|peer| links.send(peer, lane, &item)).collect()
+        let (item, hash) = (PeerItem::presence_changed(event), channel_number(&event.key));
+        to.map(|peer| links.send(peer, hash, &item)).collect()
     }
 
     pub(super) async fn compare_presence(self: Arc<Self>) {
@@ -98,14 +98,14 @@ impl Routing {
         let Some(links) = self.links.get() else { return };
         let digests = self.hub.presence_digests(self.hub.incarnation());
         let peers: Vec<u64> = self.peers.read().keys().copied().collect();
-        for lane in 0..links.stream_count() {
+        for stream in 0..links.stream_count() {
             // Sent after the changes of these parts, which use the same stream if the streams divide the parts evenly.
-            let of_lane = || (lane..PARTS).step_by(links.stream_count());
-            let parts = of_lane().fold(0, |parts, part| parts | 1 << part);
-            let digests = of_lane().map(|part| digests[part]).collect();
+            let of_stream = || (stream..PARTS).step_by(links.stream_count());
+            let parts = of_stream().fold(0, |parts, part| parts | 1 << part);
+            let digests = of_stream().map(|part| digests[part]).collect();
             let item = PeerItem::presence_sync(PresenceSyncMessage::Digests { parts, digests });
             for peer in peers.iter().filter(|peer| links.is_up(**peer)) {
-                drop(links.send(*peer, lane as u64, &item));
+                drop(links.send(*peer, stream as u64, &item));
             }
         }
         self.ask_for_members(&peers);
@@ -154,13 +154,14 @@ impl Routing {
 
     async fn send_snapshot_parts(&self, to: u64, parts: u64) {
         let Some(links) = self.links.get() else { return };
-        let (number, lanes) = (self.next_number(), links.stream_count());
+        let (number, streams) = (self.next_number(), links.stream_count());
         let begun = PeerItem::presence_sync(PresenceSyncMessage::SnapshotBegin { number, parts });
-        for lane in 0..lanes {
-            drop(links.send(to, lane as u64, &begun));
+        for stream in 0..streams {
+            drop(links.send(to, stream as u64, &begun));
         }
         // Members of ended incarnations are included, since no other node may send them to a peer that joined later.
-        let is_included = |run: u64| run == self.hub.incarnation() || !self.is_up(run);
+        let is_included =
+            |incarnation: u64| incarnation == self.hub.incarnation() || !self.is_up(incarnation);
         let (mut sent, mut unconfirmed) = (HashSet::new(), 0);
         loop {
             // A member may have entered meanwhile.
@@ -195,10 +196,11 @@ impl Routing {
                 sent.insert(key);
             }
         }
-        let lanes_said = u32::try_from(lanes).unwrap_or(u32::MAX);
-        let ended = PeerItem::presence_sync(PresenceSyncMessage::SnapshotEnd { number, streams: lanes_said });
-        for lane in 0..lanes {
-            drop(links.send(to, lane as u64, &ended));
+        let stream_count = u32::try_from(streams).unwrap_or(u32::MAX);
+        let ended =
+            PeerItem::presence_sync(PresenceSyncMessage::SnapshotEnd { number, streams: stream_count });
+        for stream in 0..streams {
+            drop(links.send(to, stream as u64, &ended));
         }
     }
 
@@ -230,7 +232,9 @@ impl Routing {
                 incoming.known
             })
         };
-        self.hub.apply_remote_members(members, known, |run| self.is_up(run) || self.passes_over(run));
+        self.hub.apply_remote_members(members, known, |incarnation| {
+            self.is_up(incarnation) || self.passes_over(incarnation)
+        });
     }
 
     pub(super) fn take_presence_sync(&self, from: u64, said: PresenceSyncMessage) {
@@ -247,21 +251,21 @@ impl Routing {
                     );
                 }
             }
-            PresenceSyncMessage::SnapshotEnd { number, streams: lanes } => {
-                self.finish_presence_snapshot(from, number, lanes)
+            PresenceSyncMessage::SnapshotEnd { number, streams } => {
+                self.finish_presence_snapshot(from, number, streams)
             }
             PresenceSyncMessage::Digests { parts, digests } => self.compare_with(from, parts, &digests),
             PresenceSyncMessage::SnapshotRequest { parts } => self.send_presence_snapshot(from, parts),
         }
     }
 
-    fn finish_presence_snapshot(&self, from: u64, number: u64, lanes: u32) {
+    fn finish_presence_snapshot(&self, from: u64, number: u64, streams: u32) {
         let mut incoming = self.presence.incoming.lock();
         let Some(snapshot) = incoming.get_mut(&from).filter(|snapshot| snapshot.number == number) else {
             return;
         };
         snapshot.streams_ended += 1;
-        if snapshot.streams_ended < lanes {
+        if snapshot.streams_ended < streams {
             return;
         }
         let Some(IncomingPresenceSnapshot { parts, known, channels, .. }) = incoming.remove(&from) else {
@@ -270,8 +274,8 @@ impl Routing {
         drop(incoming);
         let Some(routing) = self.this.upgrade() else { return };
         self.tasks.spawn("presence", OnStop::Cancel, async move {
-            let untold = routing.hub.present_channels(|run| run == from, parts);
-            for key in untold.iter().filter(|key| !channels.contains(key)) {
+            let present = routing.hub.present_channels(|incarnation| incarnation == from, parts);
+            for key in present.iter().filter(|key| !channels.contains(key)) {
                 routing.hub.remove_unlisted_members(key, from, known);
                 tokio::task::yield_now().await;
             }

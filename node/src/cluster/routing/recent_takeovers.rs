@@ -38,7 +38,7 @@ impl RecentTakeovers {
     pub(super) fn take(&mut self, of: u64, now: Instant) -> Vec<SocketlessTakeover> {
         self.forget(now);
         let (taken, left): (VecDeque<_>, _) =
-            std::mem::take(&mut self.0).into_iter().partition(|(_, run, _)| *run == of);
+            std::mem::take(&mut self.0).into_iter().partition(|(_, incarnation, _)| *incarnation == of);
         self.0 = left;
         taken.into_iter().map(|(.., successor)| successor).collect()
     }
@@ -56,7 +56,7 @@ mod tests {
         successors.add(8, of(1), begun);
         successors.add(9, of(2), begun);
         successors.add(8, of(3), begun + NOTICED_WITHIN);
-        let taken = [8, 8].map(|run| successors.take(run, begun + NOTICED_WITHIN));
+        let taken = [8, 8].map(|incarnation| successors.take(incarnation, begun + NOTICED_WITHIN));
         assert_eq!(taken, [vec![of(1), of(3)], vec![]]);
         let late = begun + NOTICED_WITHIN + Duration::from_millis(1);
         assert_eq!(successors.take(9, late), []);

@@ -30,13 +30,13 @@ impl Routing {
     /// Resolves when all subscribers at this node have the message or were told of a loss.
     pub(super) async fn deliver(&self, key: &ChannelKey, stamp: Stamp) {
         let Some(channel) = self.hub.live(key) else { return };
-        let (begun, run) = (Instant::now(), stamp.incarnation);
-        if self.is_yet_to_confirm(&channel, run) {
+        let (begun, incarnation) = (Instant::now(), stamp.incarnation);
+        if self.is_yet_to_confirm(&channel, incarnation) {
             return self.hub.lose_message(&channel);
         }
         let arrives = async |within: Duration| {
             while channel.lacks(stamp)
-                && self.node_failures.lock().has_open_streams(run)
+                && self.node_failures.lock().has_open_streams(incarnation)
                 && begun.elapsed() < within
             {
                 tokio::time::sleep(LOOK).await;
@@ -46,20 +46,22 @@ impl Routing {
         if arrives(ARRIVES_WITHIN).await {
             return;
         }
-        let since = self.node_failures.lock().troubled_for(run).max(self.hub.retention());
+        let since = self.node_failures.lock().troubled_for(incarnation).max(self.hub.retention());
         // More messages may come of an incarnation that is not down.
-        self.deliver_stored(&channel, run, since, || true).await;
+        self.deliver_stored(&channel, incarnation, since, || true).await;
         if !arrives(LOSS_AFTER).await {
             self.hub.lose_message(&channel);
         }
     }
 
     /// True if the incarnation is alive and has not confirmed the channel, so that its messages do not come here.
-    fn is_yet_to_confirm(&self, channel: &Channel, run: u64) -> bool {
+    fn is_yet_to_confirm(&self, channel: &Channel, incarnation: u64) -> bool {
         let own = self.local_interest.lock();
-        let is_unconfirmed = own.get(&channel.number()).is_some_and(|own| !own.confirmed.contains(&run));
+        let is_unconfirmed =
+            own.get(&channel.number()).is_some_and(|own| !own.confirmed.contains(&incarnation));
         drop(own);
-        is_unconfirmed && self.node_failures.lock().incarnation_status(run) == Some(IncarnationStatus::Alive)
+        is_unconfirmed
+            && self.node_failures.lock().incarnation_status(incarnation) == Some(IncarnationStatus::Alive)
     }
 }
 

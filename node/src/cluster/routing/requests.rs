@@ -233,25 +233,25 @@ impl Routing {
 
     /// Takes the answer of a peer. Drops one that no request awaits.
     pub(super) fn take_answer(&self, from: u64, number: u64, answer: PeerAnswer) {
-        let mut asked = self.pending_requests.lock();
-        let Some(waiting) = asked.get_mut(&number).filter(|waiting| waiting.from.contains(&from)) else {
+        let mut pending = self.pending_requests.lock();
+        let Some(waiting) = pending.get_mut(&number).filter(|waiting| waiting.from.contains(&from)) else {
             return;
         };
         waiting.from.retain(|peer| *peer != from);
         // The channel has space for one answer of each peer.
         waiting.answers.try_send((from, answer)).ok();
         if waiting.from.is_empty() {
-            asked.remove(&number);
+            pending.remove(&number);
         }
     }
 
     /// Stops awaiting answers of this peer, to one request or to all.
     pub(super) fn drop_expected_answers(&self, peer: u64, to: Option<u64>) {
-        self.pending_requests.lock().retain(|number, asked| {
+        self.pending_requests.lock().retain(|number, pending| {
             if to.is_none_or(|to| to == *number) {
-                asked.from.retain(|from| *from != peer);
+                pending.from.retain(|from| *from != peer);
             }
-            !asked.from.is_empty()
+            !pending.from.is_empty()
         });
     }
 

@@ -18,12 +18,12 @@ pub(super) struct RetirementCandidates(HashMap<u64, Instant>);
 impl RetirementCandidates {
     /// Returns the incarnations that have been absent for longer than `keeps_for`.
     fn look(&mut self, absent: &HashSet<u64>, keeps_for: Duration, now: Instant) -> Vec<u64> {
-        self.0.retain(|run, _| absent.contains(run));
-        for run in absent {
-            self.0.entry(*run).or_insert(now);
+        self.0.retain(|incarnation, _| absent.contains(incarnation));
+        for incarnation in absent {
+            self.0.entry(*incarnation).or_insert(now);
         }
         let is_over = |since: &Instant| now.saturating_duration_since(*since) > keeps_for;
-        self.0.iter().filter(|(_, since)| is_over(since)).map(|(run, _)| *run).collect()
+        self.0.iter().filter(|(_, since)| is_over(since)).map(|(incarnation, _)| *incarnation).collect()
     }
 }
 
@@ -40,22 +40,24 @@ impl Routing {
     fn retire_absent(&self, keeps_for: Duration, now: Instant) {
         let mut absent = self.hub.known_incarnations();
         for own in self.local_interest.lock().values() {
-            absent.extend(own.retired.entries().iter().map(|(run, _)| *run));
+            absent.extend(own.retired.entries().iter().map(|(incarnation, _)| *incarnation));
         }
-        absent.retain(|run| {
-            !self.peers.read().contains_key(run) && !self.node_failures.lock().has_open_streams(*run)
+        absent.retain(|incarnation| {
+            !self.peers.read().contains_key(incarnation)
+                && !self.node_failures.lock().has_open_streams(*incarnation)
         });
-        let gone = self.retirement.lock().look(&absent, keeps_for, now);
-        if gone.is_empty() {
+        let retired = self.retirement.lock().look(&absent, keeps_for, now);
+        if retired.is_empty() {
             return;
         }
         // Nothing is awaited from these any more. One that may be taking publishes stays in `confirmed`.
-        let over: Vec<u64> = gone.iter().copied().filter(|run| !self.may_still_deliver(*run)).collect();
+        let over: Vec<u64> =
+            retired.iter().copied().filter(|incarnation| !self.may_still_deliver(*incarnation)).collect();
         for own in self.local_interest.lock().values_mut() {
-            own.retired.retain(|run| !gone.contains(&run));
-            own.confirmed.retain(|run| !over.contains(run));
+            own.retired.retain(|incarnation| !retired.contains(&incarnation));
+            own.confirmed.retain(|incarnation| !over.contains(incarnation));
         }
-        self.hub.retire_incarnations(&gone);
+        self.hub.retire_incarnations(&retired);
     }
 }
 
@@ -110,9 +112,9 @@ mod tests {
     /// A peer in doubt is a machine that lost its power, or one that is partitioned.
     #[tokio::test]
     async fn forgotten_incarnation_that_was_in_doubt_stays_confirmed() {
-        for (is_whole, confirmed) in [(true, vec![]), (false, vec![PEER])] {
+        for (is_contiguous, confirmed) in [(true, vec![]), (false, vec![PEER])] {
             let node = RoutingTestNode::new();
-            node.sees_the_peer_die(is_whole);
+            node.sees_the_peer_die(is_contiguous);
             let now = Instant::now();
             for seconds in [0, 10] {
                 node.routing.retire_absent(Duration::from_secs(9), now + Duration::from_secs(seconds));
@@ -127,9 +129,9 @@ mod tests {
     fn incarnation_absent_without_a_break_is_forgotten() {
         let (mut absent, now) = (RetirementCandidates::default(), Instant::now());
         let keeps_for = Duration::from_secs(9);
-        let mut look = |runs: &[u64], seconds: u64| {
-            let runs = runs.iter().copied().collect();
-            absent.look(&runs, keeps_for, now + Duration::from_secs(seconds))
+        let mut look = |incarnations: &[u64], seconds: u64| {
+            let incarnations = incarnations.iter().copied().collect();
+            absent.look(&incarnations, keeps_for, now + Duration::from_secs(seconds))
         };
         assert_eq!(look(&[1, 2], 0), [0; 0]);
         assert_eq!(look(&[1], 5), [0; 0]);

@@ -159,24 +159,29 @@ impl Routing {
     pub async fn complete_from_store(&self, key: &ChannelKey, position: &Serial) -> Option<Vec<u64>> {
         let channel = self.hub.live(key)?;
         let (living, mut read) = (self.alive_incarnations(), Vec::new());
-        for run in self.confirmed_incarnations(&channel).into_iter().filter(|run| !living.contains(run)) {
-            let is_ahead =
-                position.sequence_of(run).is_some_and(|sequence| sequence > channel.received_sequence(run));
+        for incarnation in self
+            .confirmed_incarnations(&channel)
+            .into_iter()
+            .filter(|incarnation| !living.contains(incarnation))
+        {
+            let is_ahead = position
+                .sequence_of(incarnation)
+                .is_some_and(|sequence| sequence > channel.received_sequence(incarnation));
             // An incarnation that may take publishes must be read each time.
-            let is_known =
-                !self.may_be_publishing(run) && self.node_failures.lock().is_complete(run, channel.number());
-            let since = self.node_failures.lock().troubled_for(run);
+            let is_known = !self.may_be_publishing(incarnation)
+                && self.node_failures.lock().is_complete(incarnation, channel.number());
+            let since = self.node_failures.lock().troubled_for(incarnation);
             if is_ahead || !is_known {
-                if !self.complete_one(&channel, run, since).await {
+                if !self.complete_one(&channel, incarnation, since).await {
                     return None;
                 }
-                read.push(run);
+                read.push(incarnation);
             }
         }
         // Messages that peers received and that are not stored were not acknowledged.
-        let gone = self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone());
-        let gone = gone.unwrap_or_default();
-        let of_dead = Stamp::all_of(&gone).filter(|stamp| !living.contains(&stamp.incarnation));
+        let retired = self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone());
+        let retired = retired.unwrap_or_default();
+        let of_dead = Stamp::all_of(&retired).filter(|stamp| !living.contains(&stamp.incarnation));
         channel.learn_sequences(&of_dead.collect::<Vec<_>>());
         Some(read)
     }
@@ -242,12 +247,12 @@ impl Routing {
         mut numbers: HashSet<u64>,
     ) -> HashSet<u64> {
         let Some(local) = self.store() else { return numbers };
-        let asked: Vec<_> = {
+        let queried: Vec<_> = {
             let own = self.local_interest.lock();
             let of = |number: &u64| own.get(number).map(|own| (*number, own.key.clone(), own.let_in));
             numbers.iter().filter_map(of).take(CHANNELS_MAX).collect()
         };
-        let complete = stream::iter(asked)
+        let complete = stream::iter(queried)
             .map(async |(number, key, let_in)| {
                 let channel = self.hub.live(&key).filter(|channel| channel.number() == number)?;
                 // The position of a resuming client may be that old.

@@ -181,7 +181,7 @@ struct TenantCountEntry {
 impl RemoteTenantCounts {
     /// Sets the members, and returns the sums that have changed.
     fn set_members(&mut self, members: &[u64]) -> Vec<(Arc<str>, u64)> {
-        let gone: Vec<PeerTenantCounts> = self
+        let departed: Vec<PeerTenantCounts> = self
             .members
             .extract_if(|member, _| !members.contains(member))
             .map(|(_, peer_counts)| peer_counts)
@@ -189,7 +189,7 @@ impl RemoteTenantCounts {
         for member in members {
             self.members.entry(*member).or_default();
         }
-        let counts = gone.into_iter().flat_map(|peer_counts| peer_counts.counts);
+        let counts = departed.into_iter().flat_map(|peer_counts| peer_counts.counts);
         counts.map(|(tenant, count)| add(&mut self.sums, tenant, count.connections, 0)).collect()
     }
 

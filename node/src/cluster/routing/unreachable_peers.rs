@@ -47,9 +47,10 @@ impl UnreachablePeers {
         let lives = |member: &&GossipStatus| !member.is_down || member.is_seen_by_others;
         let living: HashMap<u64, GossipStatus> =
             members.iter().filter(lives).map(|member| (member.incarnation, *member)).collect();
-        let ended = self.incarnations.extract_if(|run, _| !living.contains_key(run));
-        let ended = ended.filter(|(_, reach)| reach.is_in_doubt).map(|(run, _)| run).collect();
-        for (run, status) in living {
+        let ended = self.incarnations.extract_if(|incarnation, _| !living.contains_key(incarnation));
+        let ended =
+            ended.filter(|(_, reach)| reach.is_in_doubt).map(|(incarnation, _)| incarnation).collect();
+        for (incarnation, status) in living {
             let new = || PeerReachability {
                 status,
                 since: now,
@@ -57,7 +58,7 @@ impl UnreachablePeers {
                 is_unreachable: false,
                 is_in_doubt: false,
             };
-            self.incarnations.entry(run).or_insert_with(new).status = status;
+            self.incarnations.entry(incarnation).or_insert_with(new).status = status;
         }
         ended
     }
@@ -65,31 +66,34 @@ impl UnreachablePeers {
     /// Updates the reachability, and returns the incarnations that have become unreachable.
     fn look(&mut self, is_up: impl Fn(u64) -> bool, now: Instant) -> Vec<u64> {
         let mut begun = Vec::new();
-        for (run, reach) in &mut self.incarnations {
-            reach.down = if is_up(*run) { None } else { Some(reach.down.unwrap_or(now)) };
+        for (incarnation, reach) in &mut self.incarnations {
+            reach.down = if is_up(*incarnation) { None } else { Some(reach.down.unwrap_or(now)) };
             let is_unreachable = reach.is_late(now);
             if is_unreachable && !reach.is_unreachable {
                 reach.is_in_doubt = true;
-                begun.push(*run);
+                begun.push(*incarnation);
             }
             reach.is_unreachable = is_unreachable;
         }
         begun
     }
 
-    fn mark_in_doubt(&mut self, run: u64) {
-        if let Some(reach) = self.incarnations.get_mut(&run) {
+    fn mark_in_doubt(&mut self, incarnation: u64) {
+        if let Some(reach) = self.incarnations.get_mut(&incarnation) {
             reach.is_in_doubt = true;
         }
     }
 
     pub(super) fn unreachable(&self) -> impl Iterator<Item = u64> {
-        self.incarnations.iter().filter(|(_, reach)| reach.is_unreachable).map(|(run, _)| *run)
+        self.incarnations
+            .iter()
+            .filter(|(_, reach)| reach.is_unreachable)
+            .map(|(incarnation, _)| *incarnation)
     }
 
     fn is_asking(&self, alive: &[u64], now: Instant) -> bool {
-        let is_asked = |(run, reach): (&u64, &PeerReachability)| {
-            !alive.contains(run)
+        let is_asked = |(incarnation, reach): (&u64, &PeerReachability)| {
+            !alive.contains(incarnation)
                 && !reach.status.is_draining
                 && now.saturating_duration_since(reach.since) < ANSWERED_WITHIN
         };
@@ -103,7 +107,7 @@ impl Routing {
         let is_there = |member: &&GossipStatus| !self.leaving.has_left(member.incarnation);
         let members: Vec<GossipStatus> = members.iter().filter(is_there).copied().collect();
         let ended = self.unreachable.lock().live(&members, Instant::now());
-        ended.into_iter().for_each(|run| self.hub.abandon_where_in_doubt(run));
+        ended.into_iter().for_each(|incarnation| self.hub.abandon_where_in_doubt(incarnation));
     }
 
     /// True while a new member that may be alive has had no time to answer.
@@ -114,33 +118,36 @@ impl Routing {
 
     /// Marks incarnations that have become unreachable in doubt. Called several times a second.
     pub(in crate::cluster) fn mark_unreachable_in_doubt(&self, now: Instant) {
-        let begun = self.unreachable.lock().look(|run| self.is_up(run), now);
-        begun.into_iter().for_each(|run| self.mark_unconfirmed_in_doubt(run));
+        let begun = self.unreachable.lock().look(|incarnation| self.is_up(incarnation), now);
+        begun.into_iter().for_each(|incarnation| self.mark_unconfirmed_in_doubt(incarnation));
     }
 
     /// Marks an unreachable incarnation in doubt again, since the handling of its end may have cleared the doubt in unconfirmed channels.
-    pub(super) fn restore_doubt(&self, run: u64) {
-        if self.unreachable.lock().unreachable().any(|unreachable| unreachable == run) {
-            self.mark_unconfirmed_in_doubt(run);
+    pub(super) fn restore_doubt(&self, incarnation: u64) {
+        if self.unreachable.lock().unreachable().any(|unreachable| unreachable == incarnation) {
+            self.mark_unconfirmed_in_doubt(incarnation);
         }
     }
 
-    fn mark_unconfirmed_in_doubt(&self, run: u64) {
+    fn mark_unconfirmed_in_doubt(&self, incarnation: u64) {
         let unconfirmed: Vec<(u64, ChannelKey)> = {
             let own = self.local_interest.lock();
-            let unconfirmed = own.iter().filter(|(_, own)| !own.confirmed.contains(&run));
+            let unconfirmed = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation));
             unconfirmed.map(|(number, own)| (*number, own.key.clone())).collect()
         };
-        unconfirmed.into_iter().for_each(|(number, key)| self.mark_channel_in_doubt(run, &key, number));
+        unconfirmed
+            .into_iter()
+            .for_each(|(number, key)| self.mark_channel_in_doubt(incarnation, &key, number));
     }
 
     /// Marks an incarnation in doubt in a channel, unless it has confirmed the channel. A confirmation is recorded before the hub learns
     /// of it.
-    pub(super) fn mark_channel_in_doubt(&self, run: u64, key: &ChannelKey, number: u64) {
-        self.unreachable.lock().mark_in_doubt(run);
-        let is_unconfirmed =
-            || self.local_interest.lock().get(&number).is_some_and(|own| !own.confirmed.contains(&run));
-        self.hub.mark_in_doubt_in(key, number, run, is_unconfirmed);
+    pub(super) fn mark_channel_in_doubt(&self, incarnation: u64, key: &ChannelKey, number: u64) {
+        self.unreachable.lock().mark_in_doubt(incarnation);
+        let is_unconfirmed = || {
+            self.local_interest.lock().get(&number).is_some_and(|own| !own.confirmed.contains(&incarnation))
+        };
+        self.hub.mark_in_doubt_in(key, number, incarnation, is_unconfirmed);
     }
 }
 

@@ -24,18 +24,20 @@ pub(super) fn check(
     living: &BTreeSet<u64>,
     is_last: bool,
 ) {
-    let runs: BTreeSet<u64> = log.keys().map(|(run, _)| *run).collect();
-    for run in runs {
-        let after = epoch.after.sequence_of(run);
-        let lives = if living.contains(&run) { "living" } else { "dead" };
-        let numbered: Vec<(u64, &SimPublish)> =
-            log.range((run, 0)..=(run, u64::MAX)).map(|((_, sequence), sent)| (*sequence, sent)).collect();
+    let incarnations: BTreeSet<u64> = log.keys().map(|(incarnation, _)| *incarnation).collect();
+    for incarnation in incarnations {
+        let after = epoch.after.sequence_of(incarnation);
+        let lives = if living.contains(&incarnation) { "living" } else { "dead" };
+        let numbered: Vec<(u64, &SimPublish)> = log
+            .range((incarnation, 0)..=(incarnation, u64::MAX))
+            .map(|((_, sequence), sent)| (*sequence, sent))
+            .collect();
         let is_expected = |(sequence, sent): &(u64, &SimPublish)| match after {
             Some(after) => *sequence > after,
             None => sent.at > epoch.at,
         };
         let seen: Vec<u64> =
-            epoch.seen.iter().filter(|(of, _)| *of == run).map(|(_, sequence)| *sequence).collect();
+            epoch.seen.iter().filter(|(of, _)| *of == incarnation).map(|(_, sequence)| *sequence).collect();
         let expected_begin = numbered.iter().position(is_expected).unwrap_or(numbered.len());
         let begin = numbered.iter().position(|(sequence, _)| Some(sequence) == seen.first());
         let begin = begin.unwrap_or(expected_begin);
@@ -43,15 +45,18 @@ pub(super) fn check(
         let first_expected = numbered.get(expected_begin);
         assert!(
             all.starts_with(&seen) && begin <= expected_begin && (after.is_none() || begin == expected_begin),
-            "{at}, {lives} run {run:x} after {after:?}, from {first_expected:?}: seen {seen:?} of {all:?}"
+            "{at}, {lives} run {incarnation:x} after {after:?}, from {first_expected:?}: seen {seen:?} of {all:?}"
         );
         if is_last {
             let missing = numbered[begin + seen.len()..].iter();
             // Messages lost with a node were reported when the client's new epoch began.
             let missing =
-                missing.filter(|(_, sent)| living.contains(&run) || sent.acked && sent.at > epoch.at);
+                missing.filter(|(_, sent)| living.contains(&incarnation) || sent.acked && sent.at > epoch.at);
             let missing: Vec<u64> = missing.map(|(sequence, _)| *sequence).collect();
-            assert!(missing.is_empty(), "{at}, {lives} run {run:x} after {after:?}: {missing:?} never came");
+            assert!(
+                missing.is_empty(),
+                "{at}, {lives} run {incarnation:x} after {after:?}: {missing:?} never came"
+            );
         }
     }
 }

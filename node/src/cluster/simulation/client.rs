@@ -299,11 +299,11 @@ impl SimSubscription {
             return;
         };
         let joined = at.hub.attach_resuming(key, at.slot, &position);
-        let (channel, ChannelPosition { offset: place, .. }) = (joined.channel, joined.position);
+        let (channel, ChannelPosition { offset, .. }) = (joined.channel, joined.position);
         match joined.start {
             ResumeStart::Live => {
                 counts.resumed += 1;
-                self.stage = SimAttachStage::Live { channel, after: place };
+                self.stage = SimAttachStage::Live { channel, after: offset };
             }
             ResumeStart::Replay { after, is_exact } => {
                 counts.resumed += 1;
@@ -317,7 +317,7 @@ impl SimSubscription {
                     let missed = routing.backfill_from_peers(&key, &position, BACK_MS).await;
                     *given.lock() = Some(missed);
                 });
-                self.stage = SimAttachStage::Asking { channel, local_offset: place, answer };
+                self.stage = SimAttachStage::Asking { channel, local_offset: offset, answer };
             }
         }
     }
@@ -333,19 +333,19 @@ impl SimSubscription {
             SimAttachStage::Joining(is_joined) if is_joined.load(Ordering::SeqCst) => {
                 self.attach(key, at, epochs, counts);
             }
-            SimAttachStage::Asking { channel, local_offset: place, answer } => {
+            SimAttachStage::Asking { channel, local_offset: offset, answer } => {
                 let missed = answer.lock().take();
                 match missed {
-                    None => self.stage = SimAttachStage::Asking { channel, local_offset: place, answer },
+                    None => self.stage = SimAttachStage::Asking { channel, local_offset: offset, answer },
                     Some(None) => {
-                        self.stage = SimAttachStage::Live { channel, after: place };
+                        self.stage = SimAttachStage::Live { channel, after: offset };
                         self.lose(epochs, counts);
                     }
-                    Some(Some(missed)) => self.backfilled(channel, place, missed, epochs, counts),
+                    Some(Some(missed)) => self.backfilled(channel, offset, missed, epochs, counts),
                 }
             }
-            SimAttachStage::Replaying { channel, local_offset: place, has } => {
-                self.replay(channel, place, has, epochs, counts)
+            SimAttachStage::Replaying { channel, local_offset: offset, has } => {
+                self.replay(channel, offset, has, epochs, counts)
             }
             stage => self.stage = stage,
         }
@@ -354,16 +354,16 @@ impl SimSubscription {
     fn backfilled(
         &mut self,
         channel: Arc<Channel>,
-        place: u64,
+        offset: u64,
         missed: Vec<ForwardedMessages>,
         epochs: &mut Vec<ContinuityEpoch>,
         counts: &mut SimClientCounts,
     ) {
         let position = self.position.clone().unwrap_or_default();
         let Some(ChannelBackfill { deliveries, has }) =
-            channel.backfill(&position, LocalOffset::end(place), missed)
+            channel.backfill(&position, LocalOffset::end(offset), missed)
         else {
-            self.stage = SimAttachStage::Live { channel, after: place };
+            self.stage = SimAttachStage::Live { channel, after: offset };
             return self.lose(epochs, counts);
         };
         for (delivery, has) in deliveries {
@@ -372,7 +372,7 @@ impl SimSubscription {
         }
         counts.resumed += 1;
         self.stage =
-            SimAttachStage::Replaying { channel, local_offset: LocalOffset::end(place), has: Some(has) };
+            SimAttachStage::Replaying { channel, local_offset: LocalOffset::end(offset), has: Some(has) };
     }
 
     fn replay(
@@ -433,12 +433,12 @@ impl SimSubscription {
         counts: &mut SimClientCounts,
     ) {
         let SimAttachStage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
-        let (channel, place) = (Arc::clone(channel), mark.offset.max(*after));
+        let (channel, offset) = (Arc::clone(channel), mark.offset.max(*after));
         let position =
-            if place == mark.offset { mark.serial() } else { channel.position_at(LocalOffset::end(place)) };
+            if offset == mark.offset { mark.serial() } else { channel.position_at(LocalOffset::end(offset)) };
         counts.losses += 1;
         self.begin(position, epochs, counts.now);
-        self.stage = SimAttachStage::Live { channel, after: place };
+        self.stage = SimAttachStage::Live { channel, after: offset };
     }
 
     fn begin(&mut self, after: Serial, epochs: &mut Vec<ContinuityEpoch>, at: Duration) {
@@ -449,7 +449,7 @@ impl SimSubscription {
 
 /// Records the messages of a delivery after a local offset.
 fn see(epochs: &mut [ContinuityEpoch], delivery: &MessageDelivery, after: u64) {
-    let (run, first) = match delivery.content() {
+    let (incarnation, first) = match delivery.content() {
         DeliveryContent::Own(published) => {
             (published.incarnation, published.last().sequence + 1 - delivery.count())
         }
@@ -457,6 +457,6 @@ fn see(epochs: &mut [ContinuityEpoch], delivery: &MessageDelivery, after: u64) {
     };
     let skip = after.saturating_sub(delivery.offset() - delivery.count().min(delivery.offset()));
     if let Some(epoch) = epochs.last_mut() {
-        epoch.seen.extend((first + skip..first + delivery.count()).map(|sequence| (run, sequence)));
+        epoch.seen.extend((first + skip..first + delivery.count()).map(|sequence| (incarnation, sequence)));
     }
 }

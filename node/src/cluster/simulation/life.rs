@@ -15,14 +15,14 @@ const CLOCKS_APART_MS: u64 = 5_000;
 
 impl SimWorld {
     pub(super) fn start_node(&mut self) {
-        let (index, run) = (self.nodes.len(), self.random.u64(1..));
+        let (index, incarnation) = (self.nodes.len(), self.random.u64(1..));
         // Under some seeds more items come than a stream's queue holds.
         let items = if self.random.u8(..6) == 0 { 60 } else { 10_000 };
         let clock_ms = CLOCK_MS + self.random.u64(..CLOCKS_APART_MS) + self.now.as_millis() as u64;
         let mut soon = || self.now + Duration::from_millis(self.random.u64(..2_000));
         let due = [self.now, soon(), soon()];
         let settings = SimNodeSettings {
-            incarnation: run,
+            incarnation,
             stream_count: self.stream_count,
             items,
             presence_timeout: self.presence_timeout,
@@ -52,15 +52,15 @@ impl SimWorld {
 
     pub(super) fn kill(&mut self, node: usize) {
         for other in self.alive().into_iter().filter(|other| *other != node) {
-            for lane in 0..self.stream_count {
+            for stream in 0..self.stream_count {
                 let is_cut = !self.passes(node, other) || !self.passes(other, node);
                 self.end_stream(
                     node,
                     other,
-                    lane,
+                    stream,
                     if is_cut { StreamEnd::Silent } else { StreamEnd::Broken },
                 );
-                self.cut_one(other, node, lane);
+                self.cut_one(other, node, stream);
             }
         }
         self.nodes[node].is_alive = false;
@@ -100,7 +100,7 @@ impl SimWorld {
             for (from, to) in self.cut.keys().copied().collect::<Vec<_>>() {
                 // Either end gives up a stream over which nothing arrives.
                 if self.nodes[from].is_alive && self.random.u8(..15) == 0 {
-                    (0..self.stream_count).for_each(|lane| self.cut_one(from, to, lane));
+                    (0..self.stream_count).for_each(|stream| self.cut_one(from, to, stream));
                 }
             }
         }
@@ -141,9 +141,9 @@ impl SimWorld {
     }
 
     /// True if this is an earlier incarnation of the same node, which has ended.
-    pub(super) fn is_earlier_incarnation(&self, node: usize, run: u64) -> bool {
-        let of_run = self.nodes.iter().position(|node| node.peer.incarnation == run);
-        let mut later = std::iter::successors(of_run, |index| self.successors.get(index).copied());
+    pub(super) fn is_earlier_incarnation(&self, node: usize, incarnation: u64) -> bool {
+        let of_incarnation = self.nodes.iter().position(|node| node.peer.incarnation == incarnation);
+        let mut later = std::iter::successors(of_incarnation, |index| self.successors.get(index).copied());
         later.any(|index| index == node)
     }
 
@@ -157,16 +157,21 @@ impl SimWorld {
         let known: Vec<usize> = self.nodes[node].known.iter().copied().collect();
         let members: Vec<usize> =
             known.into_iter().filter(|other| !self.is_superseded(node, *other)).collect();
-        let run = |index: &usize| self.nodes[*index].peer.incarnation;
-        let runs: Vec<u64> = members.iter().map(run).collect();
-        let last_seen: Vec<(u64, Instant)> =
-            self.nodes[node].met.iter().map(|(other, last_seen)| (run(other), *last_seen)).collect();
+        let incarnation_of = |index: &usize| self.nodes[*index].peer.incarnation;
+        let incarnations: Vec<u64> = members.iter().map(incarnation_of).collect();
+        let last_seen: Vec<(u64, Instant)> = self.nodes[node]
+            .met
+            .iter()
+            .map(|(other, last_seen)| (incarnation_of(other), *last_seen))
+            .collect();
         let liveness = &mut self.nodes[node].liveness;
-        liveness.watch(runs.iter().copied(), at);
-        last_seen.into_iter().for_each(|(run, last_seen)| liveness.record_seen(run, last_seen));
-        let ask = liveness.tick(at).ask;
-        for (run, other) in runs.into_iter().zip(members.iter().copied()) {
-            if ask.contains(&run) {
+        liveness.watch(incarnations.iter().copied(), at);
+        last_seen
+            .into_iter()
+            .for_each(|(incarnation, last_seen)| liveness.record_seen(incarnation, last_seen));
+        let to_probe = liveness.tick(at).to_probe;
+        for (incarnation, other) in incarnations.into_iter().zip(members.iter().copied()) {
+            if to_probe.contains(&incarnation) {
                 self.challenge(node, other, at);
             }
         }
@@ -188,14 +193,16 @@ impl SimWorld {
         if view == self.nodes[node].view {
             return;
         }
-        let run = |index: usize| self.nodes[index].peer.incarnation;
-        let alive =
-            view.iter().filter(|(_, state, _)| *state == LivenessState::Alive).map(|(index, ..)| run(*index));
+        let incarnation_of = |index: usize| self.nodes[index].peer.incarnation;
+        let alive = view
+            .iter()
+            .filter(|(_, state, _)| *state == LivenessState::Alive)
+            .map(|(index, ..)| incarnation_of(*index));
         let peers =
             view.iter().map(|(index, ..)| PeerAddr { peer: self.nodes[*index].peer.clone(), addr: NOWHERE });
         self.nodes[node].routing.set_peers(peers.collect(), alive.collect());
         let statuses = view.iter().map(|(index, state, is_seen_by_others)| GossipStatus {
-            incarnation: run(*index),
+            incarnation: incarnation_of(*index),
             is_down: *state == LivenessState::Down,
             is_draining: false,
             is_seen_by_others: *is_seen_by_others,

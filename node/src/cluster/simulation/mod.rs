@@ -302,7 +302,7 @@ impl SimWorld {
             span: TraceSpan::default(),
         };
         let SimNode { publisher, hub, .. } = &self.nodes[node];
-        let (log, run) = (Arc::clone(&self.logs[channel]), hub.incarnation());
+        let (log, incarnation) = (Arc::clone(&self.logs[channel]), hub.incarnation());
         let acked = Arc::clone(&log);
         let done = move |result: Result<crate::publish::PublishAck, _>| {
             for stamp in result.expect("the store takes all").stamps {
@@ -312,7 +312,7 @@ impl SimWorld {
         publisher.publish(request, false, Box::new(done));
         let last = hub.position(&self.keys[channel]).own.sequence;
         for sequence in last + 1 - count as u64..=last {
-            log.lock().entry((run, sequence)).or_default().at = self.now;
+            log.lock().entry((incarnation, sequence)).or_default().at = self.now;
         }
     }
 
@@ -376,7 +376,7 @@ impl SimWorld {
                 let Some(link) = link.filter(|link| link.is_up()) else {
                     return Some(format!("the link from {from} to {to} is not up"));
                 };
-                if !(0..self.stream_count).all(|lane| link.is_idle(lane)) {
+                if !(0..self.stream_count).all(|stream| link.is_idle(stream)) {
                     return Some(format!("the link from {from} to {to} is not idle"));
                 }
             }

@@ -48,8 +48,8 @@ pub(super) struct LateBatches {
 }
 
 impl SimLinks {
-    pub(super) fn new(lanes: usize, bounds: QueueBounds) -> Arc<Self> {
-        Arc::new(Self { stream_count: lanes, bounds, links: Mutex::default() })
+    pub(super) fn new(stream_count: usize, bounds: QueueBounds) -> Arc<Self> {
+        Arc::new(Self { stream_count, bounds, links: Mutex::default() })
     }
 
     pub(super) fn link(&self, to: u64) -> Option<Arc<SimLink>> {
@@ -60,11 +60,12 @@ impl SimLinks {
 impl PeerLinks for Arc<SimLinks> {
     fn set_peers(&self, peers: Vec<PeerAddr>) {
         let mut links = self.links.lock();
-        links.retain(|run, _| peers.iter().any(|peer| peer.peer.incarnation == *run));
+        links.retain(|incarnation, _| peers.iter().any(|peer| peer.peer.incarnation == *incarnation));
         for PeerAddr { peer, .. } in peers {
             links.entry(peer.incarnation).or_insert_with(|| {
-                let lane = || SimPeerStream { queue: PeerQueue::new(self.bounds), stream: Mutex::default() };
-                Arc::new(SimLink { peer, streams: (0..self.stream_count).map(|_| lane()).collect() })
+                let stream =
+                    || SimPeerStream { queue: PeerQueue::new(self.bounds), stream: Mutex::default() };
+                Arc::new(SimLink { peer, streams: (0..self.stream_count).map(|_| stream()).collect() })
             });
         }
     }
@@ -78,35 +79,35 @@ impl PeerLinks for Arc<SimLinks> {
         link.streams[(channel_hash % self.stream_count as u64) as usize].queue.push(item.encoded(), None)
     }
 
-    fn is_up(&self, run: u64) -> bool {
-        self.link(run).is_some_and(|link| link.is_up())
+    fn is_up(&self, incarnation: u64) -> bool {
+        self.link(incarnation).is_some_and(|link| link.is_up())
     }
 }
 
 impl SimLink {
     pub(super) fn is_up(&self) -> bool {
-        self.streams.iter().all(|lane| lane.stream.lock().is_some())
+        self.streams.iter().all(|one| one.stream.lock().is_some())
     }
 
-    pub(super) fn is_open(&self, lane: usize) -> bool {
-        self.streams[lane].stream.lock().is_some()
+    pub(super) fn is_open(&self, index: usize) -> bool {
+        self.streams[index].stream.lock().is_some()
     }
 
     /// Opens the stream: the handshake succeeds.
-    pub(super) fn open(&self, lane: usize, from: &SimEndpoint<'_>, to: &SimEndpoint<'_>) {
-        let SimPeerStream { queue, stream } = &self.streams[lane];
+    pub(super) fn open(&self, index: usize, from: &SimEndpoint<'_>, to: &SimEndpoint<'_>) {
+        let SimPeerStream { queue, stream } = &self.streams[index];
         let hello = v1::Hello {
             major: MAJOR,
             minor: MINOR,
             node_id: from.peer.node_id.to_string(),
             incarnation: from.peer.incarnation,
-            lane: lane as u32,
+            lane: index as u32,
             next: queue.next(),
             taken: 0,
             to: to.peer.incarnation,
         };
         let Ok((accepted, answer)) = to.inbound_streams.open(hello, to.peer, to.inbound) else { return };
-        to.inbound.stream_opened(from.peer, lane as u32);
+        to.inbound.stream_opened(from.peer, index as u32);
         let number = queue.open(answer.taken);
         *stream.lock() =
             Some(SimOpenStream { number, accepted, batches: VecDeque::new(), confirmed: VecDeque::new() });
@@ -116,8 +117,8 @@ impl SimLink {
     }
 
     /// Sends queued batches. False if the queue had overflowed, which ends the stream.
-    pub(super) fn send(&self, lane: usize) -> bool {
-        let SimPeerStream { queue, stream } = &self.streams[lane];
+    pub(super) fn send(&self, index: usize) -> bool {
+        let SimPeerStream { queue, stream } = &self.streams[index];
         let mut stream = stream.lock();
         let Some(stream) = &mut *stream else { return true };
         match queue.pull(stream.number) {
@@ -129,8 +130,8 @@ impl SimLink {
     }
 
     /// Delivers one batch. False if the other end has closed the stream.
-    pub(super) fn arrive(&self, lane: usize, to: &dyn Inbound) -> bool {
-        let mut stream = self.streams[lane].stream.lock();
+    pub(super) fn arrive(&self, index: usize, to: &dyn Inbound) -> bool {
+        let mut stream = self.streams[index].stream.lock();
         let Some(stream) = &mut *stream else { return true };
         let Some(batch) = stream.batches.pop_front() else { return true };
         match stream.accepted.take(batch, to) {
@@ -141,30 +142,30 @@ impl SimLink {
     }
 
     /// Delivers one ack.
-    pub(super) fn confirm(&self, lane: usize) {
+    pub(super) fn confirm(&self, index: usize) {
         let confirmed =
-            self.streams[lane].stream.lock().as_mut().and_then(|stream| stream.confirmed.pop_front());
+            self.streams[index].stream.lock().as_mut().and_then(|stream| stream.confirmed.pop_front());
         if let Some(sequence) = confirmed {
-            self.streams[lane].queue.confirm(sequence);
+            self.streams[index].queue.confirm(sequence);
         }
     }
 
     /// Cuts the stream. Returns the batches on their way, which may still arrive.
-    pub(super) fn cut(&self, lane: usize, from: &SimEndpoint<'_>, ending: StreamEnd) -> Option<LateBatches> {
+    pub(super) fn cut(&self, index: usize, from: &SimEndpoint<'_>, ending: StreamEnd) -> Option<LateBatches> {
         let was_up = self.is_up();
-        let SimOpenStream { accepted, batches, .. } = self.streams[lane].stream.lock().take()?;
+        let SimOpenStream { accepted, batches, .. } = self.streams[index].stream.lock().take()?;
         if was_up {
             from.inbound.link(&self.peer, false);
         }
         let (from, to) = (from.peer.clone(), self.peer.incarnation);
-        Some(LateBatches { from, to, stream: lane, ending, accepted, batches })
+        Some(LateBatches { from, to, stream: index, ending, accepted, batches })
     }
 
-    pub(super) fn is_idle(&self, lane: usize) -> bool {
-        self.streams[lane].stream.lock().as_ref().is_some_and(|stream| {
+    pub(super) fn is_idle(&self, index: usize) -> bool {
+        self.streams[index].stream.lock().as_ref().is_some_and(|stream| {
             stream.batches.is_empty()
                 && stream.confirmed.is_empty()
-                && self.streams[lane].queue.held_bytes() == 0
+                && self.streams[index].queue.held_bytes() == 0
         })
     }
 }

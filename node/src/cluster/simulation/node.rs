@@ -80,8 +80,7 @@ pub(super) struct SimNodeSettings {
 
 impl SimNode {
     pub(super) fn start(index: usize, settings: &SimNodeSettings, now: Instant) -> Self {
-        let SimNodeSettings { incarnation: run, stream_count: lanes, items, presence_timeout, clock_ms, due } =
-            *settings;
+        let SimNodeSettings { incarnation, stream_count, items, presence_timeout, clock_ms, due } = *settings;
         let presence_grace_ms = u64::try_from(presence_timeout.as_millis()).expect("a short time");
         let limits = Limits { presence_grace_ms, ..Limits::default() };
         let clock = Clock::manual(clock_ms);
@@ -89,13 +88,13 @@ impl SimNode {
         let mailboxes: Vec<Arc<SimMailbox>> = (0..CLIENTS).map(|_| Arc::default()).collect();
         let targets =
             mailboxes.iter().map(|mailbox| Arc::clone(mailbox) as Arc<dyn DeliveryTarget>).collect();
-        let hub = Arc::new(Hub::new(targets, clock.clone(), &limits).with_incarnation(run));
-        let peer = Peer { node_id: format!("n{index}").into(), incarnation: run };
+        let hub = Arc::new(Hub::new(targets, clock.clone(), &limits).with_incarnation(incarnation));
+        let peer = Peer { node_id: format!("n{index}").into(), incarnation };
         let routing = Routing::new(&hub, &peer.node_id, KeptNodes::default(), &tasks);
         let store = Arc::new(SimPresenceStore::default());
         let history = Arc::clone(&store) as Arc<dyn HistoryStore>;
         let publisher = Publisher::new(&hub, &history, &limits, Some(&routing));
-        let links = SimLinks::new(lanes, QueueBounds { items, ..QueueBounds::default() });
+        let links = SimLinks::new(stream_count, QueueBounds { items, ..QueueBounds::default() });
         routing.set_links(Arc::clone(&links));
         Self {
             peer,

@@ -61,8 +61,8 @@ impl SimWorld {
         for (channel, before) in before.iter().enumerate() {
             let after = self.present_on(channel);
             let came = happened.iter().filter(|(of, ..)| *of == channel).map(|(.., name)| name);
-            let gone = before.keys().chain(came).filter(|name| !after.contains_key(*name));
-            left.extend(gone.map(|name| (channel, PresenceAction::Leave, name.clone())));
+            let removed = before.keys().chain(came).filter(|name| !after.contains_key(*name));
+            left.extend(removed.map(|name| (channel, PresenceAction::Leave, name.clone())));
         }
         happened.extend(left.iter().cloned());
         self.check_events(&happened, &lost);

@@ -19,8 +19,8 @@ impl SimWorld {
 
     pub(super) fn move_stream(&mut self) {
         let Some((from, to)) = self.pair() else { return };
-        let (lane, what) = (self.random.usize(..self.stream_count), self.random.u8(..3));
-        self.move_one(from, to, lane, what);
+        let (stream, what) = (self.random.usize(..self.stream_count), self.random.u8(..3));
+        self.move_one(from, to, stream, what);
     }
 
     /// Moves everything that can move between live nodes.
@@ -31,52 +31,52 @@ impl SimWorld {
         let alive = self.alive();
         for from in alive.iter().copied() {
             for to in alive.iter().copied().filter(|to| *to != from) {
-                for lane in 0..self.stream_count {
-                    (0..3).for_each(|what| self.move_one(from, to, lane, what));
+                for stream in 0..self.stream_count {
+                    (0..3).for_each(|what| self.move_one(from, to, stream, what));
                 }
             }
         }
     }
 
-    fn move_one(&mut self, from: usize, to: usize, lane: usize, what: u8) {
+    fn move_one(&mut self, from: usize, to: usize, stream: usize, what: u8) {
         let Some(link) = self.nodes[from].links.link(self.nodes[to].peer.incarnation) else { return };
-        if !link.is_open(lane) {
+        if !link.is_open(stream) {
             let passes = self.passes(from, to) && self.passes(to, from);
             if passes && self.nodes[to].is_alive {
-                link.open(lane, &self.nodes[from].side(), &self.nodes[to].side());
+                link.open(stream, &self.nodes[from].side(), &self.nodes[to].side());
             }
             return;
         }
         match what {
-            0 if !link.send(lane) => {
+            0 if !link.send(stream) => {
                 let ending = if self.passes(from, to) { StreamEnd::Ended } else { StreamEnd::Silent };
-                self.end_stream(from, to, lane, ending);
+                self.end_stream(from, to, stream, ending);
             }
             1 if self.passes(from, to)
                 && self.nodes[to].is_alive
-                && !link.arrive(lane, &*self.nodes[to].routing) =>
+                && !link.arrive(stream, &*self.nodes[to].routing) =>
             {
-                self.cut_one(from, to, lane);
+                self.cut_one(from, to, stream);
             }
-            2 if self.passes(to, from) => link.confirm(lane),
+            2 if self.passes(to, from) => link.confirm(stream),
             _ => {}
         }
     }
 
     pub(super) fn cut_stream(&mut self) {
         let Some((from, to)) = self.pair() else { return };
-        let lane = self.random.usize(..self.stream_count);
-        self.cut_one(from, to, lane);
+        let stream = self.random.usize(..self.stream_count);
+        self.cut_one(from, to, stream);
     }
 
-    pub(super) fn cut_one(&mut self, from: usize, to: usize, lane: usize) {
-        self.end_stream(from, to, lane, StreamEnd::Silent);
+    pub(super) fn cut_one(&mut self, from: usize, to: usize, stream: usize) {
+        self.end_stream(from, to, stream, StreamEnd::Silent);
     }
 
     /// Ends a stream. Frames of a sender that goes silent may never arrive.
-    pub(super) fn end_stream(&mut self, from: usize, to: usize, lane: usize, ending: StreamEnd) {
+    pub(super) fn end_stream(&mut self, from: usize, to: usize, stream: usize, ending: StreamEnd) {
         let Some(link) = self.nodes[from].links.link(self.nodes[to].peer.incarnation) else { return };
-        let Some(mut late) = link.cut(lane, &self.nodes[from].side(), ending) else { return };
+        let Some(mut late) = link.cut(stream, &self.nodes[from].side(), ending) else { return };
         // Frames on their way may be read after the sender is gone.
         if self.random.bool() {
             return self.late.push(late);

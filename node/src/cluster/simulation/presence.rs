@@ -58,24 +58,24 @@ impl SimWorld {
         if self.node_of(client).is_none() {
             return;
         }
-        let place = (self.random.usize(..CHANNELS), Box::from(NAMES[self.random.usize(..NAMES.len())]));
+        let membership = (self.random.usize(..CHANNELS), Box::from(NAMES[self.random.usize(..NAMES.len())]));
         let (action, data) = (self.random.u8(..8), self.random.u32(..1_000).to_string());
         let wants = &mut self.people[client].intended;
         let (action, data) = match action {
             0..3 => {
-                wants.remove(&place);
+                wants.remove(&membership);
                 (PresenceAction::Leave, None)
             }
             3..6 => {
-                wants.insert(place.clone(), data.clone());
+                wants.insert(membership.clone(), data.clone());
                 (PresenceAction::Enter, Some(data))
             }
             _ => {
-                wants.insert(place.clone(), data.clone());
+                wants.insert(membership.clone(), data.clone());
                 (PresenceAction::Update, Some(data))
             }
         };
-        self.present(client, &place, action, data);
+        self.present(client, &membership, action, data);
     }
 
     fn present(
@@ -105,22 +105,22 @@ impl SimWorld {
         let (hub, routing) = (Arc::clone(&self.nodes[node].hub), Arc::clone(&self.nodes[node].routing));
         self.sockets += 1;
         let (slot, incarnation) = (client as u32, hub.incarnation());
-        let place = SessionLocation { incarnation, shard: 0, slot, generation: self.sockets };
-        let is_known = |run: u64| {
-            run == incarnation
-                || routing.incarnation_status(run, WINDOW).is_some()
-                || self.is_earlier_incarnation(node, run)
+        let location = SessionLocation { incarnation, shard: 0, slot, generation: self.sockets };
+        let is_known = |other: u64| {
+            other == incarnation
+                || routing.incarnation_status(other, WINDOW).is_some()
+                || self.is_earlier_incarnation(node, other)
         };
         let previous =
             self.people[client].ownership.filter(|ownership| is_known(ownership.location.incarnation));
         let previous = previous.filter(|_| self.is_calm || self.random.u8(..4) > 0);
         let ownership = match previous {
             Some(SessionOwnership { connection_id, epoch, .. }) => {
-                SessionOwnership { connection_id, epoch: epoch + 1 + self.random.u64(..3), location: place }
+                SessionOwnership { connection_id, epoch: epoch + 1 + self.random.u64(..3), location }
             }
             None => {
                 let connection_id = ConnectionId::from_bytes(self.random.u128(..).to_be_bytes());
-                SessionOwnership { connection_id, epoch: 0, location: place }
+                SessionOwnership { connection_id, epoch: 0, location }
             }
         };
         self.people[client].ownership = Some(ownership);
@@ -140,16 +140,16 @@ impl SimWorld {
                 for (id, member) in
                     members.iter().filter(|(id, _)| id.connection_id == ownership.connection_id)
                 {
-                    let place = (channel, Box::from(id.client_id.as_str()));
-                    self.people[client].intended.entry(place).or_insert_with(|| {
+                    let membership = (channel, Box::from(id.client_id.as_str()));
+                    self.people[client].intended.entry(membership).or_insert_with(|| {
                         assert!(!self.is_healed, "seed {}: {id:?} has left and is there again", self.seed);
                         text_of(&member.data)
                     });
                 }
             }
         }
-        for (place, data) in self.people[client].intended.clone() {
-            self.present(client, &place, PresenceAction::Enter, Some(data));
+        for (membership, data) in self.people[client].intended.clone() {
+            self.present(client, &membership, PresenceAction::Enter, Some(data));
         }
     }
 
@@ -263,8 +263,8 @@ impl SimWorld {
                 assert_eq!(listed, self.present_on(channel), "{at}, node {node}, channel {channel}");
             }
             for other in self.alive() {
-                let run = self.nodes[other].peer.incarnation;
-                let [here, there] = [node, other].map(|at| self.nodes[at].hub.presence_digests(run));
+                let incarnation = self.nodes[other].peer.incarnation;
+                let [here, there] = [node, other].map(|at| self.nodes[at].hub.presence_digests(incarnation));
                 assert!(here == there, "{at}: node {node} does not know whom {other} has");
             }
         }

@@ -52,8 +52,8 @@ impl SimPresenceWatch {
     /// Replaces the members by a complete list. Each difference counts as an unseen change.
     fn replace(&mut self, seen: SimMembers) {
         let before = std::mem::replace(&mut self.seen, seen);
-        let gone = before.keys().filter(|name| !self.seen.contains_key(*name));
-        self.events.extend(gone.map(|name| (PresenceAction::Leave, name.clone())));
+        let removed = before.keys().filter(|name| !self.seen.contains_key(*name));
+        self.events.extend(removed.map(|name| (PresenceAction::Leave, name.clone())));
         let came = self.seen.keys().filter(|name| !before.contains_key(*name));
         self.events.extend(came.map(|name| (PresenceAction::Enter, name.clone())));
     }

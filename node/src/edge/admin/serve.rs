@@ -22,16 +22,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Serves operators. Never returns. `header_time` bounds the head of each request, and the silence before it.
 pub async fn serve(listener: TcpListener, router: Router, header_time: Duration) {
     let router = router.layer(from_fn(host::checked));
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
-        let place = match Arc::clone(&places).try_acquire_owned() {
-            Ok(place) => place,
+        let permit = match Arc::clone(&permits).try_acquire_owned() {
+            Ok(permit) => permit,
             Err(_) => {
                 metrics::counter!("fanfare_admin_connections_full_total").increment(1);
                 tracing::warn!(target: RATE_LIMITED, places = CONNECTIONS_MAX, "admin listener full: connections wait");
-                let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-                place
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
+                permit
             }
         };
         while connections.try_join_next().is_some() {}
@@ -41,7 +41,7 @@ pub async fn serve(listener: TcpListener, router: Router, header_time: Duration)
         };
         let service = TowerToHyperService::new(router.clone());
         connections.spawn(async move {
-            let _place = place;
+            let _permit = permit;
             let served = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(header_time)

@@ -108,8 +108,8 @@ async fn everything_else_needs_the_token() {
 
 #[tokio::test]
 async fn drain_can_be_requested_repeatedly() {
-    let asked = Arc::new(AtomicUsize::new(0));
-    let counting = Arc::clone(&asked);
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&requests);
     let (state, _folder) = state(Readiness::Ready, move || {
         counting.fetch_add(1, Ordering::Relaxed);
     });
@@ -117,13 +117,13 @@ async fn drain_can_be_requested_repeatedly() {
     for times in 1..=2 {
         let answer = call(state.clone(), "POST", "/drain", &token).await;
         assert_eq!(answer, (202, r#"{"status":"draining"}"#.to_owned()));
-        assert_eq!(asked.load(Ordering::Relaxed), times);
+        assert_eq!(requests.load(Ordering::Relaxed), times);
     }
     assert_eq!(call(state.clone(), "GET", "/drain", &token).await.0, 405);
     let answer = call(state.clone(), "POST", "/rebalance", &token).await;
     assert_eq!(answer, (200, r#"{"connections":9,"mean":6,"asked":2}"#.to_owned()));
     assert_eq!(call(state.clone(), "POST", "/drain", &[]).await.0, 401);
-    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    assert_eq!(requests.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test]

@@ -46,7 +46,7 @@ pub(super) async fn list(
         subscribers,
     };
     let channels = rows.into_iter().map(entry).collect();
-    let next = last.map(|ChannelSortKey(place)| place.to_be_bytes());
+    let next = last.map(|ChannelSortKey(hash)| hash.to_be_bytes());
     let next = next.as_ref().map(<[u8; 16]>::as_slice);
     Ok(listing::answer(api, "/api/channels", &ChannelList { channels }, limit, next))
 }

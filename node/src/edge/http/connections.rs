@@ -36,21 +36,21 @@ pub(super) async fn list(
     let mut connections = Vec::with_capacity(rows.len());
     let mut last = None;
     let mut bytes = 0;
-    for (place, row) in rows {
+    for (sort_key, row) in rows {
         bytes += row.channels.iter().map(|channel| channel.as_str().len()).sum::<usize>();
         if bytes > listing::PAGE_BYTES_MAX && last.is_some() {
             more = true;
             break;
         }
-        last = Some(place);
+        last = Some(sort_key);
         connections.push(ConnectionEntry {
-            connection_id: place.connection_id.to_string(),
+            connection_id: sort_key.connection_id.to_string(),
             client_id: row.client_id.map(|client_id| client_id.as_str().to_owned()),
             channel_count: row.channels.len(),
             channels: row.channels.iter().map(|channel| channel.as_str().to_owned()).collect(),
             transport: row.transport.to_owned(),
             authenticated: row.authenticated,
-            connected_at: place.connected_ms.0,
+            connected_at: sort_key.connected_ms.0,
         });
     }
     let next = last.filter(|_| more).map(cursor_bytes);
@@ -90,10 +90,10 @@ pub(super) async fn close(
     Ok(body::json(&Closed { closed }))
 }
 
-fn cursor_bytes(place: ConnectionSortKey) -> [u8; 24] {
+fn cursor_bytes(sort_key: ConnectionSortKey) -> [u8; 24] {
     let mut bytes = [0; 24];
-    bytes[..8].copy_from_slice(&place.connected_ms.0.to_be_bytes());
-    bytes[8..].copy_from_slice(place.connection_id.as_bytes());
+    bytes[..8].copy_from_slice(&sort_key.connected_ms.0.to_be_bytes());
+    bytes[8..].copy_from_slice(sort_key.connection_id.as_bytes());
     bytes
 }
 

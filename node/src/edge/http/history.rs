@@ -111,11 +111,11 @@ fn record_bytes_max(limits: &Limits) -> usize {
 /// comes before the messages of all known ones.
 fn until(api: &Api, mut serial: Serial) -> Serial {
     let own = api.services.hub.incarnation();
-    for run in std::iter::once(&own).chain(&api.services.earlier_incarnations) {
-        if serial.sequence_of(*run).is_some() {
+    for incarnation in std::iter::once(&own).chain(&api.services.earlier_incarnations) {
+        if serial.sequence_of(*incarnation).is_some() {
             break;
         }
-        serial.advance(*run, 0);
+        serial.advance(*incarnation, 0);
     }
     serial
 }

@@ -269,8 +269,8 @@ mod tests {
         let [mut given, mut last] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
         assert!(one_poll(&mut given).await.is_none());
         // A waiter that has gone by the time its permit is granted.
-        let (gone, _) = oneshot::channel();
-        room.0.lock().wait(&account, 30 * KIB, gone);
+        let (abandoned, _) = oneshot::channel();
+        room.0.lock().wait(&account, 30 * KIB, abandoned);
         assert!(one_poll(&mut last).await.is_none());
         drop(all);
         assert!(one_poll(&mut last).await.is_none(), "it was given to the first, which has not looked");

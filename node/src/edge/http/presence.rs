@@ -113,12 +113,12 @@ pub(super) fn channels(
         .map(|(name, members)| {
             (PresenceSortKey(Reverse(members as u64), api.channel_order.sort_key(&name)), name)
         })
-        .filter(|(place, _)| after.is_none_or(|after| *place > after))
+        .filter(|(sort_key, _)| after.is_none_or(|after| *sort_key > after))
         .collect();
-    rows.sort_unstable_by_key(|(place, _)| *place);
+    rows.sort_unstable_by_key(|(sort_key, _)| *sort_key);
     let more = rows.len() > limit;
     rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|(place, _)| place.write());
+    let next = rows.last().filter(|_| more).map(|(sort_key, _)| sort_key.write());
     // Channels with equally many members are sorted by name.
     rows.sort_unstable_by(|(a, a_name), (b, b_name)| (a.0, a_name).cmp(&(b.0, b_name)));
     let entry = |(PresenceSortKey(Reverse(members), _), name): (PresenceSortKey, ChannelName)| {
@@ -135,16 +135,16 @@ struct PresenceSortKey(Reverse<u64>, ChannelSortKey);
 
 impl PresenceSortKey {
     fn write(&self) -> [u8; 24] {
-        let Self(Reverse(members), ChannelSortKey(place)) = self;
+        let Self(Reverse(members), ChannelSortKey(sort_key)) = self;
         let mut bytes = [0; 24];
         bytes[..8].copy_from_slice(&members.to_be_bytes());
-        bytes[8..].copy_from_slice(&place.to_be_bytes());
+        bytes[8..].copy_from_slice(&sort_key.to_be_bytes());
         bytes
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (members, place) = bytes.split_first_chunk()?;
-        let place = ChannelSortKey(u128::from_be_bytes(place.try_into().ok()?));
-        Some(Self(Reverse(u64::from_be_bytes(*members)), place))
+        let (members, sort_key) = bytes.split_first_chunk()?;
+        let sort_key = ChannelSortKey(u128::from_be_bytes(sort_key.try_into().ok()?));
+        Some(Self(Reverse(u64::from_be_bytes(*members)), sort_key))
     }
 }

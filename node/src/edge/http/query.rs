@@ -20,8 +20,8 @@ impl<'a> QueryString<'a> {
     /// Number of entries of a page; clamped, and never an error.
     pub(super) fn limit(&self, limits: &Limits) -> usize {
         let most = limits.page_limit_max;
-        let asked = self.integer("limit", 1, most as u64);
-        asked.map_or(limits.page_limit, |limit| usize::try_from(limit).unwrap_or(most))
+        let requested = self.integer("limit", 1, most as u64);
+        requested.map_or(limits.page_limit, |limit| usize::try_from(limit).unwrap_or(most))
     }
 
     /// Parses a decimal integer of any size, with or without a sign, and clamps it to `least..=most`; `None` for anything else.

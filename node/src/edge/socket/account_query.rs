@@ -107,8 +107,8 @@ impl ConnectionsPage {
     fn add(&mut self, open: &OpenSocket) {
         let session = &open.session;
         let connection_id = session.connection_id();
-        let place = ConnectionSortKey { connected_ms: Reverse(open.opened_ms), connection_id };
-        self.insert(place, || ConnectionRow {
+        let sort_key = ConnectionSortKey { connected_ms: Reverse(open.opened_ms), connection_id };
+        self.insert(sort_key, || ConnectionRow {
             client_id: session.client_id().cloned(),
             channels: session.channels().cloned().collect(),
             transport: open.transport.as_str(),
@@ -116,21 +116,21 @@ impl ConnectionsPage {
         });
     }
 
-    fn insert(&mut self, place: ConnectionSortKey, row: impl FnOnce() -> ConnectionRow) {
+    fn insert(&mut self, sort_key: ConnectionSortKey, row: impl FnOnce() -> ConnectionRow) {
         let full = self.rows.len() > self.limit;
-        let beyond = || self.rows.last_key_value().is_some_and(|(last, _)| place > *last);
-        if self.after.is_some_and(|after| place <= after) || full && beyond() {
+        let beyond = || self.rows.last_key_value().is_some_and(|(last, _)| sort_key > *last);
+        if self.after.is_some_and(|after| sort_key <= after) || full && beyond() {
             return;
         }
-        self.rows.insert(place, row());
+        self.rows.insert(sort_key, row());
         if self.rows.len() > self.limit + 1 {
             self.rows.pop_last();
         }
     }
 
     pub(super) fn merge(&mut self, other: Self) {
-        for (place, row) in other.rows {
-            self.insert(place, || row);
+        for (sort_key, row) in other.rows {
+            self.insert(sort_key, || row);
         }
     }
 
@@ -189,12 +189,12 @@ impl ChannelsPage {
     /// Adds one connection.
     fn add<'a>(&mut self, channels: impl Iterator<Item = &'a ChannelName>, client_id: Option<&ClientId>) {
         for channel in channels {
-            let place = self.order.sort_key(channel);
-            let before = self.after.is_some_and(|after| place <= after);
-            if before || self.bound.is_some_and(|bound| place >= bound) {
+            let sort_key = self.order.sort_key(channel);
+            let before = self.after.is_some_and(|after| sort_key <= after);
+            if before || self.bound.is_some_and(|bound| sort_key >= bound) {
                 continue;
             }
-            let row = self.rows.entry(place).or_insert_with(|| ChannelRow::new(channel.clone()));
+            let row = self.rows.entry(sort_key).or_insert_with(|| ChannelRow::new(channel.clone()));
             row.connections += 1;
             if let Some(client_id) = client_id
                 && !row.clients.contains(client_id)
@@ -209,9 +209,9 @@ impl ChannelsPage {
     /// Drops the last channels until the page fits its limits.
     fn cut(&mut self) {
         while self.rows.len() > self.limit || self.client_ids > self.client_ids_max && self.rows.len() > 1 {
-            if let Some((place, row)) = self.rows.pop_last() {
+            if let Some((sort_key, row)) = self.rows.pop_last() {
                 self.client_ids -= row.clients.len();
-                self.bound = Some(place);
+                self.bound = Some(sort_key);
             }
         }
     }
@@ -221,8 +221,8 @@ impl ChannelsPage {
             (Some(own), Some(other)) => Some(own.min(other)),
             (own, other) => own.or(other),
         };
-        for (place, row) in other.rows {
-            let own = self.rows.entry(place).or_insert_with(|| ChannelRow::new(row.name));
+        for (sort_key, row) in other.rows {
+            let own = self.rows.entry(sort_key).or_insert_with(|| ChannelRow::new(row.name));
             own.connections += row.connections;
             self.client_ids -= own.clients.len();
             own.clients.extend(row.clients);
@@ -237,7 +237,7 @@ impl ChannelsPage {
 
     /// Name, connections and subscribers of each channel, by name, and the key of the last channel if more follow.
     pub fn finish(self) -> (Vec<(ChannelName, u64, u64)>, Option<ChannelSortKey>) {
-        let last = self.rows.last_key_value().map(|(place, _)| *place).filter(|_| self.bound.is_some());
+        let last = self.rows.last_key_value().map(|(sort_key, _)| *sort_key).filter(|_| self.bound.is_some());
         let count = |row: ChannelRow| {
             let subscribers = row.subscribers();
             (row.name, row.connections, subscribers)

@@ -53,7 +53,7 @@ const PARTITION_LOOK: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub struct Backlog {
     shared: Arc<BacklogContext>,
-    asked: mpsc::Sender<BacklogRequest>,
+    sender: mpsc::Sender<BacklogRequest>,
 }
 
 struct BacklogContext {
@@ -237,12 +237,12 @@ impl Backlog {
             window_ms,
         };
         let shared = Arc::new(shared);
-        let (asked, asks) = mpsc::channel(QUEUE_MAX);
+        let (sender, requests) = mpsc::channel(QUEUE_MAX);
         (
-            Self { shared: Arc::clone(&shared), asked },
+            Self { shared: Arc::clone(&shared), sender },
             BacklogReader {
                 shared,
-                asks,
+                requests,
                 deferred: VecDeque::new(),
                 store_queue: BacklogQueue::default(),
                 peer_queue: BacklogQueue::default(),
@@ -256,9 +256,11 @@ impl Backlog {
             |incarnation| position.sequence_of(incarnation).map(|sequence| Stamp { incarnation, sequence });
         let shared = &self.shared;
         let earlier = || {
-            let found =
-                shared.earlier_incarnations.iter().find_map(|run| Some((run, stamp(run.incarnation)?)));
-            found.filter(|(run, _)| shared.follows(run, shared.keep_ms)).map(|(_, stamp)| stamp)
+            let found = shared
+                .earlier_incarnations
+                .iter()
+                .find_map(|followed| Some((followed, stamp(followed.incarnation)?)));
+            found.filter(|(followed, _)| shared.follows(followed, shared.keep_ms)).map(|(_, stamp)| stamp)
         };
         policy.history.then(|| stamp(shared.hub.incarnation()))?.or_else(earlier)
     }
@@ -270,9 +272,9 @@ impl Backlog {
     }
 
     /// Sends a query. Above the limits it is answered with nothing at once.
-    pub(super) fn ask(&self, ask: BacklogRequest) {
+    pub(super) fn ask(&self, request: BacklogRequest) {
         // A query that does not fit is dropped here, which answers it.
-        self.asked.try_send(ask).ok();
+        self.sender.try_send(request).ok();
     }
 }
 
@@ -285,7 +287,7 @@ impl BacklogContext {
     }
 
     fn earlier_incarnation(&self, incarnation: u64) -> Option<&FollowedIncarnation> {
-        self.earlier_incarnations.iter().find(|run| run.incarnation == incarnation)
+        self.earlier_incarnations.iter().find(|followed| followed.incarnation == incarnation)
     }
 
     /// Number of incarnations that have begun since, this one included.
@@ -293,15 +295,18 @@ impl BacklogContext {
         if incarnation == self.hub.incarnation() {
             return Some(0);
         }
-        self.earlier_incarnations.iter().position(|run| run.incarnation == incarnation).map(|place| place + 1)
+        self.earlier_incarnations
+            .iter()
+            .position(|followed| followed.incarnation == incarnation)
+            .map(|index| index + 1)
     }
 
     fn own(&self, sequence: u64) -> Stamp {
         Stamp { incarnation: self.hub.incarnation(), sequence }
     }
 
-    async fn answer(self: Arc<Self>, ask: BacklogRequest) {
-        let BacklogRequest { channel, policy, question, reply } = ask;
+    async fn answer(self: Arc<Self>, request: BacklogRequest) {
+        let BacklogRequest { channel, policy, question, reply } = request;
         let oldest_ms = policy.oldest_ms(self.clock.expiry_ms());
         let wait = if question.asks_peers() { PEER_QUERY_WAIT } else { ANSWER_WAIT };
         let rows = ChannelBacklog { shared: &self, channel: &channel, oldest_ms };
@@ -315,14 +320,12 @@ impl BacklogContext {
                     rows.find_after(after, mark, back_ms).await
                 }
                 BacklogQuery::Rewind { rewind, until_sequence: mark } => rows.find_back(rewind, mark).await,
-                BacklogQuery::Page { cursor: place, format, without } => {
-                    rows.page(place, format, without).await
+                BacklogQuery::Page { cursor, format, without } => rows.page(cursor, format, without).await,
+                BacklogQuery::ClusterAfter { position, attach_position, back_ms } => {
+                    rows.find_in_cluster(position, attach_position, back_ms, policy.history).await
                 }
-                BacklogQuery::ClusterAfter { position, attach_position: stands, back_ms } => {
-                    rows.find_in_cluster(position, stands, back_ms, policy.history).await
-                }
-                BacklogQuery::ClusterRewind { rewind, attach_position: stands } => {
-                    Some(rows.rewind_in_cluster(rewind, stands, policy).await)
+                BacklogQuery::ClusterRewind { rewind, attach_position } => {
+                    Some(rows.rewind_in_cluster(rewind, attach_position, policy).await)
                 }
                 BacklogQuery::SharedPage { reading, format, without } => {
                     let has = reading.position.clone();
@@ -349,14 +352,14 @@ impl FollowedIncarnation {
     /// Selects the incarnations that can be followed, latest first. All of them must have had the present history policies to their end,
     /// since other channels were stored in part only. Those in between must have stored every message, since their sequences do not show
     /// gaps.
-    fn followed(runs: &[PreviousIncarnation], policies: u64) -> Vec<Self> {
+    fn followed(previous: &[PreviousIncarnation], policies: u64) -> Vec<Self> {
         let mut followed = Vec::new();
-        for (run, passed_ms) in PreviousIncarnation::with_passed_ms(runs) {
-            if run.coverage.policies != policies {
+        for (one, passed_ms) in PreviousIncarnation::with_passed_ms(previous) {
+            if one.coverage.policies != policies {
                 break;
             }
-            followed.push(Self { incarnation: run.incarnation, last_ms: run.last_ms, passed_ms });
-            if !run.coverage.is_complete {
+            followed.push(Self { incarnation: one.incarnation, last_ms: one.last_ms, passed_ms });
+            if !one.coverage.is_complete {
                 break;
             }
         }
@@ -374,7 +377,7 @@ struct ChannelBacklog<'a> {
 /// Background task that answers queries.
 pub struct BacklogReader {
     shared: Arc<BacklogContext>,
-    asks: mpsc::Receiver<BacklogRequest>,
+    requests: mpsc::Receiver<BacklogRequest>,
     /// Queries deferred until the liveness of unreachable nodes is known, or until the given time.
     deferred: VecDeque<(Instant, BacklogRequest)>,
     store_queue: BacklogQueue,
@@ -392,14 +395,14 @@ impl BacklogReader {
                 [(&mut under_way, waiting, UNDER_WAY_MAX), (&mut peer_tasks, others, PEER_QUERIES_MAX)]
             {
                 while tasks.len() < max
-                    && let Some(ask) = turns.next()
+                    && let Some(request) = turns.next()
                 {
-                    tasks.spawn(Arc::clone(shared).answer(ask));
+                    tasks.spawn(Arc::clone(shared).answer(request));
                 }
             }
             tokio::select! {
-                ask = self.asks.recv() => match ask {
-                    Some(ask) => self.take(ask),
+                request = self.requests.recv() => match request {
+                    Some(request) => self.take(request),
                     None => return,
                 },
                 () = tokio::time::sleep(PARTITION_LOOK), if !self.deferred.is_empty() => {}
@@ -422,14 +425,14 @@ impl BacklogReader {
         self.shared.publisher.routing().is_some_and(|routing| routing.has_recently_unreachable())
     }
 
-    fn take(&mut self, ask: BacklogRequest) {
-        let asks_peers = ask.question.asks_peers();
+    fn take(&mut self, request: BacklogRequest) {
+        let asks_peers = request.question.asks_peers();
         if asks_peers && self.deferred.len() < ASKED_MAX && self.is_partitioned() {
-            self.deferred.push_back((Instant::now() + PARTITION_WAIT, ask));
+            self.deferred.push_back((Instant::now() + PARTITION_WAIT, request));
         } else if asks_peers {
-            self.peer_queue.push(ask);
+            self.peer_queue.push(request);
         } else {
-            self.store_queue.push(ask);
+            self.store_queue.push(request);
         }
     }
 
@@ -437,9 +440,9 @@ impl BacklogReader {
         let is_known = !self.deferred.is_empty() && !self.is_partitioned();
         let now = Instant::now();
         while self.deferred.front().is_some_and(|(until, _)| is_known || *until <= now)
-            && let Some((_, ask)) = self.deferred.pop_front()
+            && let Some((_, request)) = self.deferred.pop_front()
         {
-            self.peer_queue.push(ask);
+            self.peer_queue.push(request);
         }
     }
 }

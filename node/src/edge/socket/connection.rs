@@ -138,7 +138,7 @@ impl OpenSocket {
             echo,
             heartbeat_pings,
             quota_slot,
-            socket_permit: place,
+            socket_permit: permit,
             transport,
             resumable: _,
         } = opening;
@@ -154,7 +154,7 @@ impl OpenSocket {
             pings: PingRate::default(),
             opened_ms: epoch_ms,
             _quota_slot: quota_slot,
-            _socket_permit: place,
+            _socket_permit: permit,
         })
     }
 

@@ -227,8 +227,8 @@ impl<'a> RequestHead<'a> {
 
     /// Checks the credential, and takes a connection permit of the node and a quota slot of the tenant.
     pub fn decide(&self, gate: AdmissionContext<'_>) -> AdmissionDecision {
-        let place = match gate.files.take_socket() {
-            Ok(place) => place,
+        let permit = match gate.files.take_socket() {
+            Ok(permit) => permit,
             Err(full) => {
                 full.count_refusal();
                 return AdmissionDecision::Refuse(HttpRefusal::full());
@@ -286,7 +286,7 @@ impl<'a> RequestHead<'a> {
             echo,
             heartbeat_pings,
             quota_slot,
-            socket_permit: place,
+            socket_permit: permit,
             transport,
             resumable,
         };

@@ -264,9 +264,9 @@ impl Shards {
 
     /// One page of the account's connections; `None` when a shard is stopping.
     pub async fn connections(&self, account: &AccountId, page: ConnectionsPage) -> Option<ConnectionsPage> {
-        let asked = self.ask(account, |reply| AccountQuestion::Connections { page: page.clone(), reply });
+        let answers = self.ask(account, |reply| AccountQuestion::Connections { page: page.clone(), reply });
         let mut combined = page;
-        for answer in asked {
+        for answer in answers {
             combined.merge(answer.await.ok()?);
         }
         Some(combined)
@@ -274,9 +274,9 @@ impl Shards {
 
     /// One page of the account's channels; `None` when a shard is stopping.
     pub async fn channels(&self, account: &AccountId, page: ChannelsPage) -> Option<ChannelsPage> {
-        let asked = self.ask(account, |reply| AccountQuestion::Channels { page: page.clone(), reply });
+        let answers = self.ask(account, |reply| AccountQuestion::Channels { page: page.clone(), reply });
         let mut combined = page;
-        for answer in asked {
+        for answer in answers {
             combined.merge(answer.await.ok()?);
         }
         Some(combined)
@@ -298,9 +298,9 @@ impl Shards {
             handle.push(Input::CountAttached { keys: Arc::clone(&keys), reply });
             answer
         };
-        let asked: Vec<_> = self.handles.iter().map(ask_one).collect();
+        let answers: Vec<_> = self.handles.iter().map(ask_one).collect();
         let mut all = vec![AttachedCount::default(); keys.len()];
-        for answer in asked {
+        for answer in answers {
             all.iter_mut().zip(answer.await.ok()?).for_each(|(sum, count)| *sum += count);
         }
         self.occupancy_notifier.annotate_reported(&keys, &mut all);

@@ -151,8 +151,8 @@ impl OccupancyNotifier {
             }
             None => Some(vec![AttachedCount::default(); channels.len()]),
         };
-        let steps = channels.iter().enumerate().map(async |(place, (key, account))| {
-            let step = step(here[place], remote.as_ref().map(|counts| counts[place]));
+        let steps = channels.iter().enumerate().map(async |(index, (key, account))| {
+            let step = step(here[index], remote.as_ref().map(|counts| counts[index]));
             self.apply_step(step, key, account);
             let is_done = match step {
                 OccupancyStep::Notify { is_occupied } => {

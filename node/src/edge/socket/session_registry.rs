@@ -78,7 +78,7 @@ enum SessionState {
 impl SessionState {
     fn slot(self) -> Option<SessionLocation> {
         match self {
-            Self::Served(place) => Some(place),
+            Self::Served(location) => Some(location),
             Self::Lost | Self::Closed(_) => None,
         }
     }
@@ -157,12 +157,12 @@ impl SessionRegistry {
     ) -> Option<ResumableSession> {
         let ownership = self.keys.open(text, principal, client_id)?;
         let record = self.records.get(&ownership.connection_id);
-        let place = self.check_resumable(&ownership, record.as_deref())?;
+        let location = self.check_resumable(&ownership, record.as_deref())?;
         let is_open_here =
             |record: &SessionRecord| record.state.slot().is_some_and(|here| self.is_open_here(here));
         Some(ResumableSession {
             ownership,
-            is_open: place.is_some() || record.as_deref().is_some_and(is_open_here),
+            is_open: location.is_some() || record.as_deref().is_some_and(is_open_here),
         })
     }
 
@@ -170,10 +170,10 @@ impl SessionRegistry {
     pub(super) fn open_session(
         &self,
         previous: Option<ResumableSession>,
-        place: SessionLocation,
+        location: SessionLocation,
     ) -> OpenedSession {
-        self.note_open(place, place.generation);
-        let taken = previous.as_ref().and_then(|previous| self.take_over(&previous.ownership, place));
+        self.note_open(location, location.generation);
+        let taken = previous.as_ref().and_then(|previous| self.take_over(&previous.ownership, location));
         let was_open = previous.is_some_and(|previous| previous.is_open);
         match taken {
             Some(LocalTakeover { ownership, previous, has_replaced_socket: has_replaced }) => OpenedSession {
@@ -183,14 +183,14 @@ impl SessionRegistry {
             },
             None => {
                 let ownership =
-                    SessionOwnership { connection_id: ConnectionId::random(), epoch: 0, location: place };
+                    SessionOwnership { connection_id: ConnectionId::random(), epoch: 0, location };
                 OpenedSession { ownership, previous: None, has_quota_slot: !was_open }
             }
         }
     }
 
     /// Takes a session over. None: it cannot be resumed any more.
-    fn take_over(&self, ownership: &SessionOwnership, place: SessionLocation) -> Option<LocalTakeover> {
+    fn take_over(&self, ownership: &SessionOwnership, location: SessionLocation) -> Option<LocalTakeover> {
         let connection_id = ownership.connection_id;
         let entry = self.records.entry(connection_id);
         let record = match &entry {
@@ -206,7 +206,7 @@ impl SessionRegistry {
             let held = self.empty_retained();
             SessionRecord { epoch, since_ms, state: SessionState::Lost, replaced_at: None, retained: held }
         });
-        let known = std::mem::replace(&mut record.state, SessionState::Served(place)).slot();
+        let known = std::mem::replace(&mut record.state, SessionState::Served(location)).slot();
         (record.epoch, record.since_ms) = (epoch, since_ms);
         // Also a socket here, if the node in the key took the session over and has not reported that, or no longer can.
         let mut has_replaced = holder.is_some_and(|holder| !self.is_own(&holder));
@@ -217,7 +217,7 @@ impl SessionRegistry {
         self.remember(&self.by_age, since_ms, connection_id);
         let previous = holder.unwrap_or(ownership.location);
         Some(LocalTakeover {
-            ownership: SessionOwnership { connection_id, epoch, location: place },
+            ownership: SessionOwnership { connection_id, epoch, location },
             previous,
             has_replaced_socket: has_replaced,
         })
@@ -248,13 +248,13 @@ impl SessionRegistry {
                 (record, here)
             }
             Entry::Vacant(vacant) => {
-                let (epoch, stands, held) =
+                let (epoch, state, held) =
                     (ownership.epoch, SessionState::Served(ownership.location), self.empty_retained());
                 (
                     vacant.insert(SessionRecord {
                         epoch,
                         since_ms,
-                        state: stands,
+                        state,
                         replaced_at: None,
                         retained: held,
                     }),
@@ -284,9 +284,9 @@ impl SessionRegistry {
     }
 
     fn closed_record(&self, owner: SessionOwner, since_ms: u64) -> SessionRecord {
-        let (epoch, stands, held) =
+        let (epoch, state, held) =
             (owner.epoch, SessionState::Closed(owner.incarnation), self.empty_retained());
-        SessionRecord { epoch, since_ms, state: stands, replaced_at: None, retained: held }
+        SessionRecord { epoch, since_ms, state, replaced_at: None, retained: held }
     }
 
     /// Handles a takeover whose previous location had no open socket, so that no quota slot was freed. If the session was taken over again
@@ -294,10 +294,10 @@ impl SessionRegistry {
     pub fn handle_takeover_miss(&self, not_open: SocketlessTakeover) -> Option<(u64, SocketlessTakeover)> {
         let record =
             self.records.get(&not_open.connection_id).filter(|record| record.epoch >= not_open.epoch)?;
-        let (place, epoch) = (record.state.slot()?, record.epoch);
+        let (location, epoch) = (record.state.slot()?, record.epoch);
         drop(record);
-        let SessionLocation { incarnation, shard, slot, generation } = place;
-        if !self.is_own(&place) {
+        let SessionLocation { incarnation, shard, slot, generation } = location;
+        if !self.is_own(&location) {
             // At equal epochs the greater incarnation owns the session. Notices go in this direction only, so that they never loop.
             let is_greater = (epoch, incarnation) > (not_open.epoch, self.incarnation);
             return is_greater.then_some((incarnation, SocketlessTakeover { epoch, ..not_open }));
@@ -307,19 +307,19 @@ impl SessionRegistry {
     }
 
     /// Ends the session's socket at this location for a takeover. False if none was open there.
-    fn end_replaced_socket(&self, record: &mut SessionRecord, place: SessionLocation) -> bool {
-        let is_open = self.end_local_socket(place);
+    fn end_replaced_socket(&self, record: &mut SessionRecord, location: SessionLocation) -> bool {
+        let is_open = self.end_local_socket(location);
         if is_open {
-            record.replaced_at = Some(place);
+            record.replaced_at = Some(location);
         }
         is_open
     }
 
     /// Ends the socket at this location. False if none was open on this node.
-    fn end_local_socket(&self, place: SessionLocation) -> bool {
-        let SessionLocation { shard, slot, generation, .. } = place;
+    fn end_local_socket(&self, location: SessionLocation) -> bool {
+        let SessionLocation { shard, slot, generation, .. } = location;
         // At once, since the shard may reuse the slot by the next moment.
-        let is_open = self.is_own(&place) && {
+        let is_open = self.is_own(&location) && {
             let mut open = self.open.get(usize::from(shard)).map(Mutex::lock);
             let open = open.as_mut().and_then(|open| open.get_mut(slot as usize));
             open.is_some_and(|open| *open == generation && std::mem::take(open) != 0)
@@ -330,15 +330,15 @@ impl SessionRegistry {
         is_open
     }
 
-    fn is_own(&self, place: &SessionLocation) -> bool {
-        place.incarnation == self.incarnation
+    fn is_own(&self, location: &SessionLocation) -> bool {
+        location.incarnation == self.incarnation
     }
 
     fn owner(&self, record: &SessionRecord) -> SessionOwner {
         let incarnation = match record.state {
-            SessionState::Served(place) => place.incarnation,
+            SessionState::Served(location) => location.incarnation,
             SessionState::Lost => self.incarnation,
-            SessionState::Closed(run) => run,
+            SessionState::Closed(incarnation) => incarnation,
         };
         SessionOwner { epoch: record.epoch, incarnation }
     }
@@ -405,9 +405,9 @@ impl SessionRegistry {
         ownership: &SessionOwnership,
         record: Option<&SessionRecord>,
     ) -> Option<Option<SessionLocation>> {
-        let is_served = |place: &SessionLocation| {
-            self.is_own(place)
-                || (self.peer_incarnations)(place.incarnation) == Some(IncarnationStatus::Alive)
+        let is_served = |location: &SessionLocation| {
+            self.is_own(location)
+                || (self.peer_incarnations)(location.incarnation) == Some(IncarnationStatus::Alive)
         };
         // The key may be from a node that has taken the session over since.
         let is_newest = |record: &&SessionRecord| self.owner(record) >= ownership.owner();
@@ -419,13 +419,13 @@ impl SessionRegistry {
                 self.is_open(ownership.location).then_some(Some(ownership.location))
             }
             None => {
-                let of = |(run, _): &&(u64, u64)| *run == ownership.location.incarnation;
+                let of = |(incarnation, _): &&(u64, u64)| *incarnation == ownership.location.incarnation;
                 if let Some((_, passed_ms)) = self.earlier_incarnations.iter().find(of) {
                     return (passed_ms + self.now_ms() <= self.window_ms).then_some(None);
                 }
                 // The time of the loss on that node is not known here.
-                let run = (self.peer_incarnations)(ownership.location.incarnation)?;
-                Some((run == IncarnationStatus::Alive).then_some(ownership.location))
+                let status = (self.peer_incarnations)(ownership.location.incarnation)?;
+                Some((status == IncarnationStatus::Alive).then_some(ownership.location))
             }
         }
     }
@@ -433,35 +433,35 @@ impl SessionRegistry {
     fn remember(&self, ages: &SessionAges, since_ms: u64, connection_id: ConnectionId) {
         let mut by_age = ages.lock();
         by_age.push_back((since_ms, connection_id));
-        let mut gone: Vec<(u64, ConnectionId)> = Vec::new();
+        let mut expired: Vec<(u64, ConnectionId)> = Vec::new();
         while let Some((since_ms, _)) = by_age.front().copied()
             && (since_ms + self.window_ms < self.now_ms() || by_age.len() > self.lost_max)
         {
-            gone.extend(by_age.pop_front());
+            expired.extend(by_age.pop_front());
         }
         drop(by_age);
-        for (since_ms, id) in gone {
+        for (since_ms, id) in expired {
             self.records.remove_if(&id, |_, record| record.since_ms == since_ms);
         }
     }
 
-    fn note_open(&self, place: SessionLocation, generation: u32) {
-        let mut open = self.open[usize::from(place.shard)].lock();
-        let slot = place.slot as usize;
+    fn note_open(&self, location: SessionLocation, generation: u32) {
+        let mut open = self.open[usize::from(location.shard)].lock();
+        let slot = location.slot as usize;
         if open.len() <= slot {
             open.resize(slot + 1, 0);
         }
         open[slot] = generation;
     }
 
-    fn is_open_here(&self, place: SessionLocation) -> bool {
-        self.is_own(&place) && self.is_open(place)
+    fn is_open_here(&self, location: SessionLocation) -> bool {
+        self.is_own(&location) && self.is_open(location)
     }
 
     /// True if the connection at this location of this node is open.
-    pub(super) fn is_open(&self, place: SessionLocation) -> bool {
-        let Some(open) = self.open.get(usize::from(place.shard)) else { return false };
-        open.lock().get(place.slot as usize) == Some(&place.generation)
+    pub(super) fn is_open(&self, location: SessionLocation) -> bool {
+        let Some(open) = self.open.get(usize::from(location.shard)) else { return false };
+        open.lock().get(location.slot as usize) == Some(&location.generation)
     }
 
     fn now_ms(&self) -> u64 {

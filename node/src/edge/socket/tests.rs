@@ -206,9 +206,9 @@ impl SocketTestNode {
 
     /// A session of an earlier incarnation that had an open socket when it was looked up, and has none now.
     pub(super) fn resumable_without_socket(&self, principal: &Principal) -> ResumableSession {
-        let place = SessionLocation { incarnation: 2, shard: 0, slot: 0, generation: 1 };
+        let location = SessionLocation { incarnation: 2, shard: 0, slot: 0, generation: 1 };
         let ownership =
-            SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location: place };
+            SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location };
         let mut resumable = self.resumable(&ownership, principal);
         resumable.is_open = true;
         resumable
@@ -339,9 +339,8 @@ fn while_a_client_is_not_read_its_silence_says_nothing() {
         transport: ClientTransport::WebSocket,
         resumable: None,
     };
-    let place = SessionLocation { incarnation: 1, shard: 0, slot: 0, generation: 1 };
-    let ownership =
-        SessionOwnership { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, location: place };
+    let location = SessionLocation { incarnation: 1, shard: 0, slot: 0, generation: 1 };
+    let ownership = SessionOwnership { connection_id: ConnectionId::from_bytes([1; 16]), epoch: 0, location };
     connection.stage = ConnectionStage::Open(OpenSocket::new(opening, ownership, 0));
     let feed_a_part = |connection: &mut SocketConnection| {
         let part = &mut frame(r#"{"op":0}"#)[..5];

@@ -60,8 +60,8 @@ fn its_serial_is_where_this_node_stands_after_it() {
     hub.deliver_forwarded(from(THERE, 5, 2));
     publish(&hub, &key("a"), 1);
     let deliveries = targets[0].deliveries.lock();
-    let places: Vec<u64> = deliveries.iter().map(|delivery| delivery.offset()).collect();
-    assert_eq!(places, [2, 4, 5]);
+    let offsets: Vec<u64> = deliveries.iter().map(|delivery| delivery.offset()).collect();
+    assert_eq!(offsets, [2, 4, 5]);
     let serials: Vec<Serial> = deliveries.iter().map(|delivery| delivery.position().serial()).collect();
     assert_eq!(serials, [position(&hub, 2, 0), position(&hub, 2, 6), position(&hub, 3, 6)]);
     let serial = position(&hub, 2, 6);
@@ -183,8 +183,8 @@ fn backfill_is_taken_only_from_peer_as_far_in_each_incarnation() {
     let (hub, _targets, channel) = joined();
     hub.learn_peer_sequence(&key("a"), channel.number(), Stamp { incarnation: THERE, sequence: 4 });
     hub.deliver_forwarded(from(THERE, 5, 2));
-    let place = LocalOffset::end(channel.position().offset);
-    let backfill = |there, missed| channel.backfill(&position(&hub, 0, there), place, missed);
+    let after = LocalOffset::end(channel.position().offset);
+    let backfill = |there, missed| channel.backfill(&position(&hub, 0, there), after, missed);
     let backfilled =
         backfill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
     let positions: Vec<Serial> = backfilled.deliveries.into_iter().map(|(_, position)| position).collect();

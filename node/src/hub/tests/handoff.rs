@@ -30,7 +30,9 @@ pub(super) fn leaving() -> Hub {
     hub.set_interest(Arc::new(TestAnnouncer::default()));
     let channel = hub.join(&key("a"), 0, || unreachable!("there is nobody to wait for"));
     let number = channel.expect("there is nobody to wait for").number();
-    [THERE, GONE].iter().for_each(|run| hub.learn_peer_sequence(&key("a"), number, stamp(*run, 0)));
+    [THERE, GONE]
+        .iter()
+        .for_each(|incarnation| hub.learn_peer_sequence(&key("a"), number, stamp(*incarnation, 0)));
     publish(&hub, &key("a"), 2);
     hub.deliver_forwarded(from(THERE, 1, 1));
     publish(&hub, &key("a"), 1);
@@ -50,7 +52,7 @@ pub(super) fn keeps(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
 
 pub(super) fn position(entries: &[(u64, u64)]) -> Serial {
     let mut serial = Serial::default();
-    entries.iter().for_each(|(run, sequence)| serial.advance(*run, *sequence));
+    entries.iter().for_each(|(incarnation, sequence)| serial.advance(*incarnation, *sequence));
     serial
 }
 
@@ -80,70 +82,76 @@ fn handoff_of_empty_replay_buffer_begins_at_client_positions() {
 #[test]
 fn resuming_client_after_handoff_replays_from_first_missed() {
     let leaving = leaving();
-    let run = leaving.incarnation();
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
-    assert_eq!(missed(&hub, &[(run, 2)]), None);
-    hub.deliver_forwarded(from(run, 4, 1));
+    let incarnation = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(incarnation, 3), stamp(THERE, 1)]);
+    assert_eq!(missed(&hub, &[(incarnation, 2)]), None);
+    hub.deliver_forwarded(from(incarnation, 4, 1));
     publish(&hub, &key("a"), 1);
     assert!(hub.accept_handoff(&channel, handoff_of(&leaving), |_| false));
     let own = (hub.incarnation(), 1);
-    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (run, 4), own]));
-    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3), (run, 4), own]));
-    assert_eq!(missed(&hub, &[(run, 3)]), Some(vec![(THERE, 1), (run, 4), own]));
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(run, 4), own]));
-    assert_eq!(missed(&hub, &[(run, 4), (THERE, 1)]), Some(vec![own]));
-    assert_eq!(missed(&hub, &[(run, 4), (THERE, 1), own]), Some(vec![]));
-    assert_eq!(missed(&hub, &[(run, 5), (THERE, 1)]), None, "ahead of all that is known");
+    assert_eq!(
+        missed(&hub, &[(incarnation, 2)]),
+        Some(vec![(THERE, 1), (incarnation, 3), (incarnation, 4), own])
+    );
+    assert_eq!(
+        missed(&hub, &[(incarnation, 0)]),
+        Some(vec![(incarnation, 2), (THERE, 1), (incarnation, 3), (incarnation, 4), own])
+    );
+    assert_eq!(missed(&hub, &[(incarnation, 3)]), Some(vec![(THERE, 1), (incarnation, 4), own]));
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1)]), Some(vec![(incarnation, 4), own]));
+    assert_eq!(missed(&hub, &[(incarnation, 4), (THERE, 1)]), Some(vec![own]));
+    assert_eq!(missed(&hub, &[(incarnation, 4), (THERE, 1), own]), Some(vec![]));
+    assert_eq!(missed(&hub, &[(incarnation, 5), (THERE, 1)]), None, "ahead of all that is known");
 }
 
 #[test]
 fn handoff_of_messages_already_buffered_keeps_each_once() {
     let leaving = leaving();
-    let run = leaving.incarnation();
-    let (hub, channel) = keeps(&[stamp(run, 2)]);
+    let incarnation = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(incarnation, 2)]);
     hub.deliver_forwarded(from(THERE, 1, 1));
-    hub.deliver_forwarded(from(run, 3, 1));
+    hub.deliver_forwarded(from(incarnation, 3, 1));
     assert!(hub.accept_handoff(&channel, handoff_of(&leaving), |_| false));
-    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3)]));
+    assert_eq!(missed(&hub, &[(incarnation, 0)]), Some(vec![(incarnation, 2), (THERE, 1), (incarnation, 3)]));
     assert!(hub.accept_handoff(&channel, handoff_of(&leaving), |_| false), "again it changes nothing");
-    assert_eq!(missed(&hub, &[(run, 0)]), Some(vec![(run, 2), (THERE, 1), (run, 3)]));
+    assert_eq!(missed(&hub, &[(incarnation, 0)]), Some(vec![(incarnation, 2), (THERE, 1), (incarnation, 3)]));
 }
 
 #[test]
 fn handoff_with_gap_to_own_replay_buffer_is_refused() {
     let leaving = leaving();
-    let run = leaving.incarnation();
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
-    let later = ReplayHandoff { begin: position(&[(run, 4)]), ..handoff_of(&leaving) };
+    let incarnation = leaving.incarnation();
+    let (hub, channel) = keeps(&[stamp(incarnation, 3), stamp(THERE, 1)]);
+    let later = ReplayHandoff { begin: position(&[(incarnation, 4)]), ..handoff_of(&leaving) };
     assert!(!hub.accept_handoff(&channel, later, |_| false));
-    assert_eq!(missed(&hub, &[(run, 2)]), None);
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![]));
+    assert_eq!(missed(&hub, &[(incarnation, 2)]), None);
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1)]), Some(vec![]));
 }
 
 #[test]
 fn a_run_that_is_gone_is_known_here_as_it_was_there() {
     let leaving = leaving();
-    let run = leaving.incarnation();
+    let incarnation = leaving.incarnation();
     leaving.deliver_forwarded(from(GONE, 9, 1));
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    let (hub, channel) = keeps(&[stamp(incarnation, 3), stamp(THERE, 1)]);
     hub.learn_retired_sequences(&key("a"), channel.number(), &[stamp(GONE, 9)]);
-    assert!(hub.accept_handoff(&channel, handoff_of(&leaving), |run| run == GONE));
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), Some(vec![(GONE, 9)]));
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), None);
+    assert!(hub.accept_handoff(&channel, handoff_of(&leaving), |incarnation| incarnation == GONE));
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1)]), Some(vec![(GONE, 9)]));
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
+    let (hub, channel) = keeps(&[stamp(incarnation, 3), stamp(THERE, 1)]);
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1), (GONE, 9)]), None);
     assert!(
-        !hub.accept_handoff(&channel, handoff_of(&leaving), |run| run == GONE),
+        !hub.accept_handoff(&channel, handoff_of(&leaving), |incarnation| incarnation == GONE),
         "what it had last has not come here"
     );
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1)]), None, "nor will it");
-    let (hub, channel) = keeps(&[stamp(run, 3), stamp(THERE, 1)]);
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1), (GONE, 9)]), Some(vec![]));
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1)]), None, "nor will it");
+    let (hub, channel) = keeps(&[stamp(incarnation, 3), stamp(THERE, 1)]);
     assert!(
         !hub.accept_handoff(&channel, handoff_of(&leaving), |_| false),
         "it does not forward the channel to here"
     );
-    assert_eq!(missed(&hub, &[(run, 2)]), None);
+    assert_eq!(missed(&hub, &[(incarnation, 2)]), None);
 }
 
 #[test]
@@ -179,7 +187,7 @@ fn client_lacking_messages_before_handoff_is_not_resumed() {
     let (hub, channel) = keeps(&[stamp(88, 3)]);
     let end = position(&[(88, 3), (GONE, 9)]);
     let nothing = ReplayHandoff { begin: end.clone(), end, messages: Vec::new() };
-    assert!(hub.accept_handoff(&channel, nothing, |run| run == GONE));
+    assert!(hub.accept_handoff(&channel, nothing, |incarnation| incarnation == GONE));
     publish(&hub, &key("a"), 1);
     assert_eq!(missed(&hub, &[(88, 3)]), None);
     assert_eq!(missed(&hub, &[(88, 3), (GONE, 9)]), Some(vec![(hub.incarnation(), 1)]));
@@ -192,7 +200,7 @@ fn buffered_messages_of_retired_incarnation_survive_handoff() {
     (6..=8).for_each(|sequence| hub.deliver_forwarded(from(GONE, sequence, 1)));
     let begin = position(&[(GONE, 7)]);
     let given = ReplayHandoff { begin, end: position(&[(GONE, 9)]), messages: vec![(from(GONE, 8, 1), 0)] };
-    hub.accept_handoff(&channel, given, |run| run == GONE);
+    hub.accept_handoff(&channel, given, |incarnation| incarnation == GONE);
     assert_eq!(missed(&hub, &[(GONE, 5)]), Some(vec![(GONE, 6), (GONE, 7), (GONE, 8)]));
     assert_eq!(channel.position().serial().sequence_of(GONE), Some(9), "a number without a message");
 }

@@ -209,11 +209,11 @@ fn client_without_messages_resumes_over_sequence_gaps() {
 #[test]
 fn client_first_attached_at_a_peer_resumes_if_it_forwards() {
     let (hub, _targets, channel) = joined();
-    let start = |run| hub.resume_start(&key("a"), &Serial::single(run, 0));
+    let start = |incarnation| hub.resume_start(&key("a"), &Serial::single(incarnation, 0));
     assert_eq!((start(THERE), start(THERE + 1)), (ResumeStart::Live, ResumeStart::Unknown));
-    let place = channel.position().offset;
+    let offset = channel.position().offset;
     publish(&hub, &key("a"), 1);
-    assert_eq!(start(THERE), ResumeStart::Replay { after: local_offset(place), is_exact: true });
+    assert_eq!(start(THERE), ResumeStart::Replay { after: local_offset(offset), is_exact: true });
     assert_eq!(start(THERE + 1), ResumeStart::Unknown);
 }
 

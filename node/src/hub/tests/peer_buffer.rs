@@ -59,13 +59,13 @@ fn client_resuming_at_publishing_node_receives_no_duplicates() {
 #[test]
 fn reset_replay_buffer_no_longer_covers_all_peers() {
     let is_of_all = |channel: &Channel| channel.rewind(1, 0).is_cluster_wide;
-    for is_gone in [true, false] {
+    for is_abandoned in [true, false] {
         let (hub, channel) = keeps(&[]);
         hub.begin_cluster_backfill(&channel);
         hub.end_cluster_backfill(&channel, true);
         hub.deliver_forwarded(from(THERE, 1, 1));
         assert!(is_of_all(&channel));
-        if is_gone {
+        if is_abandoned {
             hub.mark_in_doubt(THERE, &HashSet::new());
             hub.abandon_incarnation(THERE, &HashSet::new());
         } else {
@@ -93,15 +93,15 @@ fn attached(numbered: &[Stamp]) -> (Hub, Arc<Channel>) {
 #[test]
 fn peer_backfill_succeeds_before_any_message_arrived() {
     let stays = leaving();
-    let run = stays.incarnation();
-    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
-    let from = position(&[(run, 2)]);
+    let incarnation = stays.incarnation();
+    let (hub, channel) = attached(&[stamp(incarnation, 3), stamp(THERE, 1)]);
+    let from = position(&[(incarnation, 2)]);
     assert_eq!(hub.replay_after(&key("a"), &from), None);
     assert!(hub.can_prepend(&key("a")));
     let mut handed = handoff_of(&stays);
     handed.messages.iter_mut().for_each(|(_, age_ms)| *age_ms += 230_000);
     assert!(hub.accept_peer_buffer(&channel, handed, |_| false));
-    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3)]));
+    assert_eq!(missed(&hub, &[(incarnation, 2)]), Some(vec![(THERE, 1), (incarnation, 3)]));
     let recent = hub.replay_after(&key("a"), &from).expect("it is there by now");
     assert_eq!((recent.after.offset, recent.is_exact), (channel.position().offset - 2, true));
     assert!(recent.missed_ms >= 230_000, "{recent:?}");
@@ -110,11 +110,11 @@ fn peer_backfill_succeeds_before_any_message_arrived() {
 #[test]
 fn backfill_accepts_retired_incarnation_messages_both_have() {
     let stays = leaving();
-    let run = stays.incarnation();
-    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1), stamp(GONE, 0)]);
+    let incarnation = stays.incarnation();
+    let (hub, channel) = attached(&[stamp(incarnation, 3), stamp(THERE, 1), stamp(GONE, 0)]);
     [&stays, &hub].iter().for_each(|hub| hub.deliver_forwarded(from(GONE, 9, 1)));
     assert!(hub.accept_peer_buffer(&channel, handoff_of(&stays), |_| false));
-    assert_eq!(missed(&hub, &[(run, 2)]), Some(vec![(THERE, 1), (run, 3), (GONE, 9)]));
+    assert_eq!(missed(&hub, &[(incarnation, 2)]), Some(vec![(THERE, 1), (incarnation, 3), (GONE, 9)]));
 }
 
 /// The messages after an offset, in order.
@@ -128,26 +128,29 @@ fn pulled(channel: &Channel, after: LocalOffset) -> Vec<(u64, u64)> {
 #[test]
 fn retired_incarnation_messages_of_peer_are_backfilled_once() {
     let stays = leaving();
-    let run = stays.incarnation();
+    let incarnation = stays.incarnation();
     stays.deliver_forwarded(from(GONE, 9, 1));
-    let begun = [stamp(run, 3), stamp(THERE, 1)];
+    let begun = [stamp(incarnation, 3), stamp(THERE, 1)];
     let (hub, channel) = attached(&begun);
     let recent = || pulled(&channel, channel.rewind(9, 0).after);
     assert!(!hub.accept_peer_buffer(&channel, handoff_of(&stays), |_| false) && recent().is_empty());
     // A handoff that reaches back less far than the other one.
     let mut late = handoff_of(&stays);
     late.messages.remove(0);
-    late.begin = position(&[(run, 2)]);
-    let all = [(run, 2), (THERE, 1), (run, 3), (GONE, 9)];
+    late.begin = position(&[(incarnation, 2)]);
+    let all = [(incarnation, 2), (THERE, 1), (incarnation, 3), (GONE, 9)];
     for (handed, first) in [(late.clone(), 1), (handoff_of(&stays), 0), (late, 0), (handoff_of(&stays), 0)] {
-        assert!(hub.accept_peer_buffer(&channel, handed, |run| run == GONE));
+        assert!(hub.accept_peer_buffer(&channel, handed, |incarnation| incarnation == GONE));
         assert_eq!(recent(), all[first..]);
     }
     let serial = channel.position().serial();
     assert_eq!(missed(&stays, serial.entries()), Some(vec![]), "it is given nothing twice there");
-    assert_eq!(missed(&hub, &[(run, 3), (THERE, 1), (GONE, 8)]), Some(vec![(GONE, 9)]));
+    assert_eq!(missed(&hub, &[(incarnation, 3), (THERE, 1), (GONE, 8)]), Some(vec![(GONE, 9)]));
     let (hub, channel) = attached(&[&begun[..], &[stamp(GONE, 8)]].concat());
-    assert!(!hub.accept_peer_buffer(&channel, handoff_of(&stays), |run| run == GONE), "some of it came here");
+    assert!(
+        !hub.accept_peer_buffer(&channel, handoff_of(&stays), |incarnation| incarnation == GONE),
+        "some of it came here"
+    );
 }
 
 /// The state while it is not known yet whether another node failed: new messages are delivered here, the earlier ones are prepended later.
@@ -158,7 +161,7 @@ fn backfill_adds_retired_incarnation_to_earlier_positions() {
     stays.deliver_forwarded(from(GONE, 9, 1));
     let given = handoff_of(&stays);
     hub.deliver_forwarded(from(THERE, 2, 1));
-    assert!(hub.accept_peer_buffer(&channel, given, |run| run == GONE));
+    assert!(hub.accept_peer_buffer(&channel, given, |incarnation| incarnation == GONE));
     channel.learn_sequences(&[stamp(99, 7)]);
     let pulled = channel.pull(channel.rewind(9, 0).after, usize::MAX).expect("it is there");
     let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.position().serial()).collect();
@@ -172,16 +175,18 @@ fn backfill_adds_retired_incarnation_to_earlier_positions() {
 #[test]
 fn client_short_of_retired_incarnation_is_not_resumed() {
     let stays = leaving();
-    let run = stays.incarnation();
+    let incarnation = stays.incarnation();
     stays.deliver_forwarded(from(GONE, 7, 1));
-    let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
-    assert!(hub.accept_peer_buffer(&channel, handoff_of(&stays), |run| run == GONE));
+    let (hub, channel) = attached(&[stamp(incarnation, 3), stamp(THERE, 1)]);
+    assert!(hub.accept_peer_buffer(&channel, handoff_of(&stays), |incarnation| incarnation == GONE));
     hub.deliver_forwarded(from(THERE, 2, 1));
     channel.learn_sequences(&[stamp(GONE, 9)]);
-    for position in [&[(run, 2)][..], &[(run, 3), (THERE, 1)], &[(run, 3), (THERE, 1), (GONE, 7)]] {
+    for position in
+        [&[(incarnation, 2)][..], &[(incarnation, 3), (THERE, 1)], &[(incarnation, 3), (THERE, 1), (GONE, 7)]]
+    {
         assert_eq!(missed(&hub, position), None);
     }
-    let all = [(run, 3), (THERE, 1), (GONE, 9)];
+    let all = [(incarnation, 3), (THERE, 1), (GONE, 9)];
     assert_eq!(missed(&hub, &all), Some(vec![(THERE, 2)]));
     let first = channel.rewind(9, 0).after;
     let serial = channel.position_at(first);
@@ -194,15 +199,15 @@ fn retired_incarnation_without_messages_does_not_block_resume() {
     let begun = [(88, 3), (THERE, 1)];
     let (begin, end) = (position(&[(88, 3), (GONE, 9)]), position(&[(88, 3), (THERE, 1), (GONE, 9)]));
     let none = ReplayHandoff { begin: begin.clone(), end: end.clone(), messages: Vec::new() };
-    let (hub, channel) = attached(&begun.map(|(run, sequence)| stamp(run, sequence)));
-    assert!(hub.accept_peer_buffer(&channel, none, |run| run == GONE));
+    let (hub, channel) = attached(&begun.map(|(incarnation, sequence)| stamp(incarnation, sequence)));
+    assert!(hub.accept_peer_buffer(&channel, none, |incarnation| incarnation == GONE));
     publish(&hub, &key("a"), 1);
     assert_eq!(missed(&hub, &begun), Some(vec![(hub.incarnation(), 1)]));
     // The handoff begins after the local messages, except for that incarnation.
     let messages = vec![(from(GONE, 10, 1), 0)];
     let begin = begin.join(&position(&[(THERE, 1)]));
     let behind = ReplayHandoff { begin, end: end.join(&position(&[(GONE, 10)])), messages };
-    assert!(hub.accept_peer_buffer(&channel, behind, |run| run == GONE));
+    assert!(hub.accept_peer_buffer(&channel, behind, |incarnation| incarnation == GONE));
     assert_eq!(channel.rewind(9, 0).found, 2);
     assert_eq!(missed(&hub, &begun), None, "it may lack what was before");
     let end = [(88, 3), (THERE, 1), (GONE, 10)];
@@ -215,14 +220,14 @@ fn places_that_are_used_again_are_not_those_of_before() {
     const OTHER: u64 = 9;
     let (hub, channel) = attached(&[stamp(OTHER, 0)]);
     hub.deliver_forwarded(from(THERE, 1, 1));
-    let ChannelPosition { offset: place, .. } = channel.position();
+    let ChannelPosition { offset, .. } = channel.position();
     (1..=2).for_each(|sequence| hub.deliver_forwarded(from(OTHER, sequence, 1)));
     let of_there = position(&[(THERE, 1)]);
     let ResumeStart::Replay { after, .. } = hub.resume_start(&key("a"), &of_there) else {
         panic!("it is brought on")
     };
-    for local_offset in [after, LocalOffset::end(place)] {
-        assert_eq!((local_offset.offset, channel.position_at(local_offset)), (place, of_there.clone()));
+    for local_offset in [after, LocalOffset::end(offset)] {
+        assert_eq!((local_offset.offset, channel.position_at(local_offset)), (offset, of_there.clone()));
         assert_eq!(pulled(&channel, local_offset), [(OTHER, 1), (OTHER, 2)]);
     }
     let give_way = || channel.state.lock().replay_buffer.as_mut().map(|ring| ring.evict(usize::MAX, 9).len());
@@ -231,7 +236,7 @@ fn places_that_are_used_again_are_not_those_of_before() {
     let end = position(&[(THERE, 1), (OTHER, 2)]);
     let given = ReplayHandoff { begin: Serial::default(), end, messages };
     assert!(hub.accept_peer_buffer(&channel, given, |_| false));
-    for local_offset in [after, LocalOffset::end(place)] {
+    for local_offset in [after, LocalOffset::end(offset)] {
         assert!(channel.pull(local_offset, usize::MAX).is_none());
         assert_eq!(channel.position_at(local_offset), Serial::default());
         // The peer had nothing else after that offset.
@@ -241,7 +246,7 @@ fn places_that_are_used_again_are_not_those_of_before() {
     }
     let all = channel.rewind(9, 0).after;
     assert_eq!(pulled(&channel, all), [(OTHER, 1), (THERE, 1), (OTHER, 2)]);
-    assert_eq!(channel.position_at(LocalOffset { offset: place, ..all }), position(&[(OTHER, 1)]));
+    assert_eq!(channel.position_at(LocalOffset { offset, ..all }), position(&[(OTHER, 1)]));
     hub.deliver_forwarded(from(OTHER, 3, 1));
     let ChannelPosition { offset: end, .. } = channel.position();
     assert!(
@@ -279,7 +284,7 @@ fn known_messages_of_retired_incarnation_are_backfilled_once() {
     channel.learn_sequences(&[stamp(GONE, 10)]);
     let messages = (6..=10).map(|sequence| (from(GONE, sequence, 1), 0)).collect();
     let given = ReplayHandoff { begin: position(&[(GONE, 5)]), end: position(&[(GONE, 10)]), messages };
-    assert!(hub.accept_peer_buffer(&channel, given, |run| run == GONE));
+    assert!(hub.accept_peer_buffer(&channel, given, |incarnation| incarnation == GONE));
     assert_eq!(missed(&hub, &[(GONE, 9)]), Some(vec![(GONE, 10)]));
     assert_eq!(pulled(&channel, channel.rewind(9, 0).after).len(), 5);
 }
@@ -287,15 +292,15 @@ fn known_messages_of_retired_incarnation_are_backfilled_once() {
 #[test]
 fn handoff_is_not_taken_if_either_node_lacks_a_message() {
     let stays = leaving();
-    let run = stays.incarnation();
+    let incarnation = stays.incarnation();
     let refuses = |(hub, channel): (Hub, Arc<Channel>), handed| {
         assert!(!hub.accept_peer_buffer(&channel, handed, |_| false));
-        assert_eq!(missed(&hub, &[(run, 2)]), None);
+        assert_eq!(missed(&hub, &[(incarnation, 2)]), None);
     };
-    refuses(attached(&[stamp(run, 3), stamp(THERE, 2)]), handoff_of(&stays));
-    refuses(attached(&[stamp(run, 2), stamp(THERE, 1)]), handoff_of(&stays));
-    refuses(attached(&[stamp(run, 3)]), handoff_of(&stays));
-    let in_doubt = attached(&[stamp(run, 3), stamp(THERE, 1)]);
+    refuses(attached(&[stamp(incarnation, 3), stamp(THERE, 2)]), handoff_of(&stays));
+    refuses(attached(&[stamp(incarnation, 2), stamp(THERE, 1)]), handoff_of(&stays));
+    refuses(attached(&[stamp(incarnation, 3)]), handoff_of(&stays));
+    let in_doubt = attached(&[stamp(incarnation, 3), stamp(THERE, 1)]);
     in_doubt.0.mark_peer_loss(THERE);
     refuses(in_doubt, handoff_of(&stays));
 }
@@ -303,15 +308,15 @@ fn handoff_is_not_taken_if_either_node_lacks_a_message() {
 #[test]
 fn backfill_refused_when_replay_buffer_was_reset_since_request() {
     let stays = leaving();
-    let run = stays.incarnation();
-    for is_gone in [false, true] {
-        let (hub, channel) = attached(&[stamp(run, 3), stamp(THERE, 1)]);
+    let incarnation = stays.incarnation();
+    for is_abandoned in [false, true] {
+        let (hub, channel) = attached(&[stamp(incarnation, 3), stamp(THERE, 1)]);
         publish(&hub, &key("a"), 2);
-        match is_gone {
+        match is_abandoned {
             false => hub.learn_peer_sequence(&key("a"), channel.number(), stamp(88, 5)),
             true => hub.abandon_incarnation(THERE, &HashSet::new()),
         }
         assert!(!hub.accept_peer_buffer(&channel, handoff_of(&stays), |_| false));
-        assert_eq!(missed(&hub, &[(run, 2)]), None);
+        assert_eq!(missed(&hub, &[(incarnation, 2)]), None);
     }
 }

@@ -56,7 +56,7 @@ impl HubTestNode {
     /// Applies a page of peer `by` that must not restore members of the incarnations `tell`.
     fn receive_members_beside(&self, by: u64, members: Vec<RemoteMember>, known: u64, tell: &[u64]) {
         let page = RemoteMembersPage::new(key("a"), by, None, members, true);
-        self.hub.apply_remote_members(page, Some(known), |run| tell.contains(&run));
+        self.hub.apply_remote_members(page, Some(known), |incarnation| tell.contains(&incarnation));
     }
 
     /// The events that subscribers got since the last call.
@@ -299,8 +299,8 @@ impl HubTestCluster {
     }
 
     fn deliver(&mut self, from: usize, to: usize, count: usize) {
-        let lane = self.streams.entry((from, to)).or_default();
-        for sent in lane.drain(..count.min(lane.len())) {
+        let stream = self.streams.entry((from, to)).or_default();
+        for sent in stream.drain(..count.min(stream.len())) {
             match sent {
                 HubTestMessage::Changed(action, remote) => self.nodes[to].receive_change(action, remote),
                 HubTestMessage::Takeover(connection, owner) => {
@@ -337,8 +337,8 @@ impl HubTestCluster {
                 self.send(to, || HubTestMessage::Takeover(connection(n), owner));
             }
             7 => {
-                let lane = (chance.below(count) as usize, chance.below(count) as usize);
-                self.streams.remove(&lane);
+                let stream = (chance.below(count) as usize, chance.below(count) as usize);
+                self.streams.remove(&stream);
             }
             _ => {
                 let (from, to) = (chance.below(count) as usize, chance.below(count) as usize);
@@ -356,7 +356,7 @@ impl HubTestCluster {
                 let page = RemoteMembersPage::new(key("a"), own, after.clone(), part.to_vec(), is_last);
                 (part.last().map(|last| last.member.clone()).filter(|_| !is_last), page)
             };
-            let is_own = |run| run == own;
+            let is_own = |incarnation| incarnation == own;
             let (end, page) =
                 self.nodes[from].hub.with_members_page(&key("a"), after.as_ref(), 2_000, is_own, tell);
             self.nodes[to].hub.apply_remote_members(page, Some(known), |_| false);
@@ -393,8 +393,12 @@ fn nodes_agree_on_members_after_full_sync() {
         for node in &nodes.nodes {
             assert_eq!(node.members(), members, "seed {seed}");
             for of in &nodes.nodes {
-                let run = of.hub.incarnation();
-                assert_eq!(node.hub.presence_digests(run), of.hub.presence_digests(run), "seed {seed}");
+                let incarnation = of.hub.incarnation();
+                assert_eq!(
+                    node.hub.presence_digests(incarnation),
+                    of.hub.presence_digests(incarnation),
+                    "seed {seed}"
+                );
             }
             // A watching client was sent the events that led to this state.
             let mut seen = BTreeMap::new();

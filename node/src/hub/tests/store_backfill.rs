@@ -28,8 +28,8 @@ fn store_backfill_follows_forwarded_messages_without_loss() {
         vec![from(THERE, 5, 1), from(THERE, 6, 1), from(THERE, 9, 1)],
         false,
     );
-    let places: Vec<u64> = targets[0].deliveries.lock().iter().map(|one| one.offset()).collect();
-    assert_eq!(places, [1, 2, 3].map(|number| OFFSETS_BEFORE + number), "each once");
+    let offsets: Vec<u64> = targets[0].deliveries.lock().iter().map(|one| one.offset()).collect();
+    assert_eq!(offsets, [1, 2, 3].map(|number| OFFSETS_BEFORE + number), "each once");
     assert_eq!(
         (start(9), start(5)),
         (ResumeStart::Live, ResumeStart::Replay { after: local_offset(OFFSETS_BEFORE + 1), is_exact: true })
@@ -46,7 +46,7 @@ fn backfill_skips_messages_of_forgotten_incarnation_seen_before() {
     hub.learn_peer_sequence(&key("a"), channel.number(), stamp(THERE, 0));
     hub.deliver_forwarded(from(THERE, 5, 2));
     hub.retire_incarnations(&[THERE]);
-    assert_eq!([THERE, FURTHER].map(|run| channel.delivered_sequence(run)), [6, 0]);
+    assert_eq!([THERE, FURTHER].map(|incarnation| channel.delivered_sequence(incarnation)), [6, 0]);
     hub.apply_store_backfill(
         &channel,
         THERE,
@@ -130,14 +130,14 @@ fn after_a_death_a_channel_begins_with_a_number_of_its_own() {
 /// The same when a node fails for which the attach barrier waits.
 #[test]
 fn after_waiting_for_one_that_has_not_answered_too() {
-    for is_whole in [true, false] {
+    for is_complete in [true, false] {
         let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
         hub.set_interest(Arc::new(TestAnnouncer::with_barrier()));
         let before = hub.position(&key("a")).serial();
         assert!(hub.join(&key("a"), 0, || Box::new(|| {})).is_none());
         let number = hub.live(&key("a")).expect("it is waited for").number();
-        hub.pass_barrier(&key("a"), number, is_whole);
-        let expected = if is_whole { ResumeStart::Live } else { ResumeStart::Unknown };
+        hub.pass_barrier(&key("a"), number, is_complete);
+        let expected = if is_complete { ResumeStart::Live } else { ResumeStart::Unknown };
         assert_eq!(hub.resume_start(&key("a"), &before), expected);
     }
 }

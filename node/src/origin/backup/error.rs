@@ -79,12 +79,14 @@ impl fmt::Display for BackupError {
                 "the {database} in the backup has the format '{found}', and this version reads '{known}': restore it \
                  with the version that wrote it, {node_version}"
             ),
-            Self::Cut(place) => write!(f, "the backup is cut short: it ends within the block at {place}"),
-            Self::Damaged { location: place, reason } => {
-                write!(f, "the backup is damaged in the block at {place}: {reason}")
+            Self::Cut(location) => {
+                write!(f, "the backup is cut short: it ends within the block at {location}")
             }
-            Self::GaveUp { location: place, reason } => {
-                write!(f, "the backup is not whole: at {place} its writer gave up, because {reason}")
+            Self::Damaged { location, reason } => {
+                write!(f, "the backup is damaged in the block at {location}: {reason}")
+            }
+            Self::GaveUp { location, reason } => {
+                write!(f, "the backup is not whole: at {location} its writer gave up, because {reason}")
             }
             Self::Unread(_) => f.write_str("the backup cannot be read"),
             Self::NotEmpty { folder, found } => write!(

@@ -121,8 +121,8 @@ impl<R: Read> BlockReader<R> {
             Ok(_) => return Err(BackupError::Version { found }),
             Err(_) => return Err(BackupError::Foreign),
         }
-        let (place, next_byte) = (BlockLocation::default(), LINE_BYTES as u64);
-        Ok(Self { from, location: place, next_byte, next_block: 0, stored: Vec::new(), content: Vec::new() })
+        let (location, next_byte) = (BlockLocation::default(), LINE_BYTES as u64);
+        Ok(Self { from, location, next_byte, next_block: 0, stored: Vec::new(), content: Vec::new() })
     }
 
     /// Location of the block that was read last, or could not be read.

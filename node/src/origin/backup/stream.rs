@@ -64,7 +64,7 @@ impl Backups {
         &self,
         take: impl FnOnce() -> Result<BackupSource, StoreError> + Send + 'static,
     ) -> Result<BackupStream, BackupRefused> {
-        let place = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| BackupRefused::Busy)?;
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| BackupRefused::Busy)?;
         let taken = tokio::task::spawn_blocking(take).await;
         let source = taken.unwrap_or_else(|error| Err(StoreError::failed(error)));
         let source = source.map_err(BackupRefused::Store).inspect_err(|error| {
@@ -72,13 +72,13 @@ impl Backups {
             count(BackupOutcome::Failed, 1);
         })?;
         let (sender, blocks) = mpsc::channel(BLOCKS);
-        let run = Arc::new(BackupTracker::begin(source.taken_ms()));
-        let own = Arc::clone(&run);
+        let tracker = Arc::new(BackupTracker::begin(source.taken_ms()));
+        let own = Arc::clone(&tracker);
         let mut reader = BlockSender { sender, runtime: Handle::current() };
         let walk = tokio::task::spawn_blocking(move || {
             let written = catch_unwind(AssertUnwindSafe(|| source.write(&mut reader)));
             // The node can begin another backup, whatever this reader does.
-            drop((source, place));
+            drop((source, permit));
             let error = match written {
                 Ok(Ok(_)) => return own.is_complete.store(true, Ordering::Release),
                 Ok(Err(BackupWriteError::Unsent(_))) => return own.end(BackupOutcome::Aborted),
@@ -93,7 +93,7 @@ impl Backups {
             drop(failed);
         });
         tracing::info!("backup started");
-        Ok(BackupStream { blocks, tracker: run, _walk: walk })
+        Ok(BackupStream { blocks, tracker, _walk: walk })
     }
 }
 
@@ -109,14 +109,14 @@ impl Stream for BackupStream {
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let next = ready!(self.blocks.poll_recv(context));
-        let run = &self.tracker;
+        let tracker = &self.tracker;
         Poll::Ready(match next {
             Some(Ok(block)) => {
-                run.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
+                tracker.bytes.fetch_add(block.len() as u64, Ordering::Relaxed);
                 Some(Ok(block))
             }
-            None if run.is_complete.load(Ordering::Acquire) => {
-                run.end(BackupOutcome::Done);
+            None if tracker.is_complete.load(Ordering::Acquire) => {
+                tracker.end(BackupOutcome::Done);
                 None
             }
             // The thread has ended early. The reader notices because its response has no proper end.

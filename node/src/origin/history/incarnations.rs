@@ -16,23 +16,24 @@ pub(super) fn record_incarnation(
     now_ms: u64,
     last_ms: u64,
 ) -> (Vec<u8>, Vec<PreviousIncarnation>) {
-    let mut runs: Vec<PreviousIncarnation> = stored.as_chunks().0.iter().map(read).collect();
-    match runs.first_mut() {
+    let mut incarnations: Vec<PreviousIncarnation> = stored.as_chunks().0.iter().map(read).collect();
+    match incarnations.first_mut() {
         Some(own) if own.incarnation == incarnation => own.coverage = kept,
         before => {
             if let Some(before) = before {
                 before.last_ms = last_ms;
             }
-            runs.insert(0, PreviousIncarnation { incarnation, coverage: kept, began_ms: now_ms, last_ms: 0 });
-            runs.truncate(1 + PREVIOUS_MAX);
+            incarnations
+                .insert(0, PreviousIncarnation { incarnation, coverage: kept, began_ms: now_ms, last_ms: 0 });
+            incarnations.truncate(1 + PREVIOUS_MAX);
         }
     }
-    runs.truncate(if kept.outlasts_resume_window { 1 } else { usize::MAX });
-    (runs.iter().flat_map(write).collect(), runs.split_off(1))
+    incarnations.truncate(if kept.outlasts_resume_window { 1 } else { usize::MAX });
+    (incarnations.iter().flat_map(write).collect(), incarnations.split_off(1))
 }
 
-fn write(run: &PreviousIncarnation) -> Vec<u8> {
-    let PreviousIncarnation { incarnation, coverage: kept, began_ms, last_ms } = *run;
+fn write(previous: &PreviousIncarnation) -> Vec<u8> {
+    let PreviousIncarnation { incarnation, coverage: kept, began_ms, last_ms } = *previous;
     let HistoryCoverage { policies, has_changed, is_complete: is_all, outlasts_resume_window: outlasts } =
         kept;
     let policies = if has_changed { HistoryCoverage::UNMATCHED_POLICIES } else { policies };
@@ -41,7 +42,7 @@ fn write(run: &PreviousIncarnation) -> Vec<u8> {
 }
 
 fn read(entry: &[u8; ENTRY_BYTES]) -> PreviousIncarnation {
-    let field = |place: usize| u64::from_be_bytes(std::array::from_fn(|byte| entry[8 * place + byte]));
+    let field = |index: usize| u64::from_be_bytes(std::array::from_fn(|byte| entry[8 * index + byte]));
     let (policies, has_changed) = (field(1), field(1) == HistoryCoverage::UNMATCHED_POLICIES);
     let kept = HistoryCoverage {
         policies,

@@ -252,11 +252,11 @@ impl PreviousIncarnation {
 
     /// Iterates over incarnations, the latest first, each with the time that the node ran after its end and before the present
     /// incarnation. At least this much of the resume window of its clients has passed.
-    pub fn with_passed_ms(runs: &[Self]) -> impl Iterator<Item = (&Self, u64)> {
-        runs.iter().scan(0, |passed_ms, run| {
+    pub fn with_passed_ms(previous: &[Self]) -> impl Iterator<Item = (&Self, u64)> {
+        previous.iter().scan(0, |passed_ms, incarnation| {
             let before_ms = *passed_ms;
-            *passed_ms += run.lasted_ms();
-            Some((run, before_ms))
+            *passed_ms += incarnation.lasted_ms();
+            Some((incarnation, before_ms))
         })
     }
 }

@@ -244,14 +244,14 @@ impl Meter {
 
 impl MeterState {
     fn add_usage(&mut self, account: &AccountId, usage: &Usage) {
-        for (place, kind) in UsageKind::ALL.into_iter().enumerate() {
+        for (index, kind) in UsageKind::ALL.into_iter().enumerate() {
             let Some(amount) = usage.take(kind) else { continue };
             let accounts = self.minutes.entry(self.current_ms).or_default();
             let minute = accounts.entry(account.clone()).or_insert_with(|| {
                 self.minute_count += 1;
                 AccountMinute::default()
             });
-            minute.amounts[place].add(amount);
+            minute.amounts[index].add(amount);
             minute.state = MinuteState::Changed;
         }
     }

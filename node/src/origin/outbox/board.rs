@@ -300,13 +300,13 @@ impl TargetLineup {
     pub(super) fn load_prefetched(
         &self,
         name: &str,
-        PrefetchedEvents { events, is_complete: is_whole }: PrefetchedEvents,
+        PrefetchedEvents { events, is_complete }: PrefetchedEvents,
     ) {
         let mut state = self.state.lock();
         if let Some(channel) = state.channels.get_mut(name) {
             // An event that arrived meanwhile may be missing from the result.
-            let is_whole = is_whole && !channel.has_new;
-            channel.recent = Some(CachedEvents::of(&self.budget, events, is_whole));
+            let is_complete = is_complete && !channel.has_new;
+            channel.recent = Some(CachedEvents::of(&self.budget, events, is_complete));
         }
     }
 

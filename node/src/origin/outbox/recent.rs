@@ -47,11 +47,11 @@ impl CachedEvents {
     pub(super) fn of(
         room: &Arc<EventCacheBudget>,
         events: Vec<(u64, Arc<OutboxEvent>)>,
-        is_whole: bool,
+        is_complete: bool,
     ) -> Self {
         let mut recent = Self::new(room);
         events.iter().for_each(|(sequence, event)| recent.push(*sequence, event));
-        recent.is_complete &= is_whole;
+        recent.is_complete &= is_complete;
         recent
     }
 

@@ -128,8 +128,8 @@ pub(super) fn check(
         BrokerRequest::User { password, .. } if !key.secret.matches(password.as_bytes()) => {
             return Err(BrokerDenial::BadSecret);
         }
-        BrokerRequest::Vhost { vhost: asked, .. } | BrokerRequest::Resource { vhost: asked, .. }
-            if asked != vhost =>
+        BrokerRequest::Vhost { vhost: requested, .. } | BrokerRequest::Resource { vhost: requested, .. }
+            if requested != vhost =>
         {
             return Err(BrokerDenial::OtherVhost);
         }
@@ -190,14 +190,14 @@ impl super::service::QueuesInner {
     pub(super) async fn close_forbidden(&self, seen: &mut SeenKeys) -> Result<(), BrokerError> {
         let Some(broker) = &self.broker else { return Ok(()) };
         let directory = self.accounts.current();
-        let is_gone = |user: &str| {
+        let is_removed = |user: &str| {
             let key = directory.key(user);
             seen.has_changed(user, key) || key.is_some_and(|key| may_consume(key).is_err())
         };
         let connections = broker.management.connections().await?;
-        let gone = connections.into_iter().filter(|connected| is_gone(&connected.user));
+        let removed = connections.into_iter().filter(|connected| is_removed(&connected.user));
         let mut forbidden: HashSet<(String, String)> =
-            gone.map(|connected| (connected.name, connected.user)).collect();
+            removed.map(|connected| (connected.name, connected.user)).collect();
         let consumers = broker.management.consumers().await?;
         let may_not = consumers.into_iter().filter(|consumer| {
             let (user, name) = (&consumer.channel_details.user, &consumer.queue.name);

@@ -367,8 +367,8 @@ impl QueuesInner {
         Ok(false)
     }
 
-    async fn in_time<T>(&self, asked: BoxFuture<'static, Result<T, StoreError>>) -> Result<T, StoreError> {
-        let answer = timeout(self.store_wait, asked).await;
+    async fn in_time<T>(&self, request: BoxFuture<'static, Result<T, StoreError>>) -> Result<T, StoreError> {
+        let answer = timeout(self.store_wait, request).await;
         answer.unwrap_or_else(|_| Err(StoreError::Failed("no answer in time".to_owned())))
     }
 }

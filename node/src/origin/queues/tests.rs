@@ -220,7 +220,7 @@ fn only_permitted_keys_may_consume_and_denials_have_reasons() {
     let some = definitions.put(&account(), &request("some"), None, &everything()).expect("made");
     definitions.add_rule(&some.id, &rule("orders:*", None), &everything()).expect("added");
     let catalog = catalog(&definitions);
-    let asked = |request| check(&accounts, &catalog, "/", request);
+    let checked = |request| check(&accounts, &catalog, "/", request);
     for (username, password, expected) in [
         ("all", "s.1", Ok(())),
         ("orders", "s.2", Ok(())),
@@ -231,7 +231,7 @@ fn only_permitted_keys_may_consume_and_denials_have_reasons() {
         ("lacks", "s.4", Err(BrokerDenial::NoCapability)),
         ("nobody", "s.1", Err(BrokerDenial::UnknownKey)),
     ] {
-        assert_eq!(asked(BrokerRequest::User { username, password }), expected, "{username} {password}");
+        assert_eq!(checked(BrokerRequest::User { username, password }), expected, "{username} {password}");
     }
     for (username, vhost, expected) in [
         ("all", "/", Ok(())),
@@ -239,10 +239,10 @@ fn only_permitted_keys_may_consume_and_denials_have_reasons() {
         ("lacks", "/", Err(BrokerDenial::NoCapability)),
         ("nobody", "/", Err(BrokerDenial::UnknownKey)),
     ] {
-        assert_eq!(asked(BrokerRequest::Vhost { username, vhost }), expected, "{username} {vhost}");
+        assert_eq!(checked(BrokerRequest::Vhost { username, vhost }), expected, "{username} {vhost}");
     }
     let resource = |username, kind, name, permission| {
-        asked(BrokerRequest::Resource { username, vhost: "/", kind, name, permission })
+        checked(BrokerRequest::Resource { username, vhost: "/", kind, name, permission })
     };
     for (username, name, expected) in [
         ("all", "acme:every", Ok(())),
@@ -266,5 +266,5 @@ fn only_permitted_keys_may_consume_and_denials_have_reasons() {
         let refused = resource("all", kind, "acme:every", permission);
         assert_eq!(refused, Err(BrokerDenial::NotReading), "{kind} {permission}");
     }
-    assert_eq!(asked(BrokerRequest::Topic { username: "all" }), Err(BrokerDenial::NotReading));
+    assert_eq!(checked(BrokerRequest::Topic { username: "all" }), Err(BrokerDenial::NotReading));
 }

@@ -274,8 +274,8 @@ impl LiveConnection {
             0 => u16::MAX,
             allowed => allowed,
         };
-        let places = allowed.saturating_sub(CHANNELS_APART).clamp(1, CHANNELS_MAX);
-        Self { connection, idle: Mutex::default(), permits: Semaphore::new(places.into()) }
+        let channels = allowed.saturating_sub(CHANNELS_APART).clamp(1, CHANNELS_MAX);
+        Self { connection, idle: Mutex::default(), permits: Semaphore::new(channels.into()) }
     }
 
     async fn publish(

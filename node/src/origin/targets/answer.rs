@@ -23,14 +23,14 @@ pub(super) fn outcome(status: u16, retry_after: Option<&str>, now_ms: u64) -> De
 /// Parses a delay in seconds, or a date; `None` for any other text.
 pub(super) fn after(text: &str, now_ms: u64) -> Option<Duration> {
     let text = text.trim();
-    let asked = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+    let requested = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
         // More digits than fit exceed the longest delay anyway.
         Duration::from_secs(text.parse().unwrap_or(u64::MAX))
     } else {
         let date = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
         date.saturating_sub(Duration::from_millis(now_ms))
     };
-    Some(asked.min(AFTER_MAX))
+    Some(requested.min(AFTER_MAX))
 }
 
 #[cfg(test)]

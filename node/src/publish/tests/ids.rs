@@ -4,7 +4,7 @@ use super::*;
 fn a_first_id_is_looked_up_numbered_and_kept() {
     let node = PublishTestNode::new();
     assert_eq!(node.acked("a", vec![given("x")]), [1]);
-    assert_eq!(node.store.take_asked(), [find(&["x"]), append(&[1], Some(72))]);
+    assert_eq!(node.store.take_calls(), [find(&["x"]), append(&[1], Some(72))]);
     assert_eq!(node.delivered(), ["x"]);
 }
 
@@ -13,10 +13,10 @@ fn repeated_publish_has_first_stamp_without_delivery_or_store() {
     let node = PublishTestNode::new();
     let first = node.outcome(node.request("a", vec![given("x")])).unwrap();
     node.acked("a", vec![plain("1")]);
-    node.store.take_asked();
+    node.store.take_calls();
     let again = node.outcome(node.request("a", vec![given("x")])).unwrap();
     assert_eq!(again, first);
-    assert_eq!(node.store.take_asked(), [find(&["x"])]);
+    assert_eq!(node.store.take_calls(), [find(&["x"])]);
     assert_eq!(node.delivered().len(), 2);
     assert_eq!(node.acked("a", vec![plain("1")]), [3], "a repeat takes no number");
 }
@@ -26,7 +26,7 @@ fn a_repeat_within_one_array_is_one_message() {
     let node = PublishTestNode::new();
     let messages = vec![given("x"), given("y"), given("x"), plain("1"), given("y"), given("x")];
     assert_eq!(node.acked("a", messages), [1, 2, 1, 3, 2, 1]);
-    assert_eq!(node.store.take_asked(), [find(&["x", "y"]), append(&[1, 2, 3], Some(72))]);
+    assert_eq!(node.store.take_calls(), [find(&["x", "y"]), append(&[1, 2, 3], Some(72))]);
     assert_eq!(node.delivered()[..2], ["x", "y"]);
     assert_eq!(node.delivered().len(), 3);
 }
@@ -38,8 +38,8 @@ fn known_new_repeated_and_absent_ids_mix_in_one_array() {
     let messages =
         vec![plain("1"), given("older"), given("new"), given("old"), plain("2"), given("new"), given("old")];
     assert_eq!(node.acked("a", messages), [3, 2, 4, 1, 5, 4, 1]);
-    let asked = node.store.take_asked();
-    assert_eq!(asked[2..], [find(&["older", "new", "old"]), append(&[3, 4, 5], Some(72))]);
+    let calls = node.store.take_calls();
+    assert_eq!(calls[2..], [find(&["older", "new", "old"]), append(&[3, 4, 5], Some(72))]);
     let delivered = node.delivered();
     assert_eq!((delivered.len(), delivered[3].as_str()), (5, "new"));
 }
@@ -48,9 +48,9 @@ fn known_new_repeated_and_absent_ids_mix_in_one_array() {
 fn an_array_of_repeats_alone_is_acked_and_nothing_else() {
     let node = PublishTestNode::new();
     node.acked("a", vec![given("x"), given("y")]);
-    node.store.take_asked();
+    node.store.take_calls();
     assert_eq!(node.acked("a", vec![given("y"), given("x"), given("y")]), [2, 1, 2]);
-    assert_eq!(node.store.take_asked(), [find(&["y", "x"])]);
+    assert_eq!(node.store.take_calls(), [find(&["y", "x"])]);
     assert_eq!(node.delivered().len(), 2);
 }
 

@@ -7,7 +7,7 @@ fn publish_without_ids_delivers_at_once_and_acks_when_stored() {
     let answered = node.begin(node.request("a", vec![plain("1"), plain("2")]), false);
     assert_eq!(node.delivered().len(), 2, "delivery does not wait for the store");
     assert!(answered.lock().is_empty(), "the ack does");
-    assert_eq!(node.store.take_asked(), [append(&[1, 2], Some(72))], "nothing to look up");
+    assert_eq!(node.store.take_calls(), [append(&[1, 2], Some(72))], "nothing to look up");
     node.store.release();
     assert_eq!(sequences(one(&answered)), [1, 2]);
 }
@@ -19,7 +19,7 @@ fn queued_publish_waits_behind_earlier_id_lookup() {
     let first = node.begin(node.request("a", vec![given("x")]), false);
     let second = node.begin(node.request("a", vec![plain("1")]), true);
     assert!(node.delivered().is_empty());
-    assert_eq!(node.store.take_asked(), [find(&["x"]), find(&[])]);
+    assert_eq!(node.store.take_calls(), [find(&["x"]), find(&[])]);
     node.store.release();
     assert_eq!((sequences(one(&first)), sequences(one(&second))), (vec![1], vec![2]));
     assert_eq!(node.delivered()[0], "x");
@@ -51,8 +51,8 @@ fn concurrent_publishes_are_stored_in_sequence_order() {
             });
         }
     });
-    let appended: Vec<u64> = (node.store.take_asked().into_iter())
-        .filter_map(|asked| match asked {
+    let appended: Vec<u64> = (node.store.take_calls().into_iter())
+        .filter_map(|call| match call {
             PublishStoreCall::Append { sequences, .. } => Some(sequences),
             PublishStoreCall::Find(_) | PublishStoreCall::Presence { .. } => None,
         })
@@ -68,7 +68,7 @@ fn a_look_up_that_comes_too_late_publishes_nothing() {
     let node = PublishTestNode::waiting(Duration::ZERO);
     assert_eq!(node.outcome(node.request("a", vec![given("x")])), Err(PublishError::Unavailable));
     assert_eq!(one(&node.begin(node.request("a", vec![plain("1")]), true)), Err(PublishError::Unavailable));
-    assert_eq!(node.store.take_asked(), [find(&["x"]), find(&[])]);
+    assert_eq!(node.store.take_calls(), [find(&["x"]), find(&[])]);
     assert!(node.delivered().is_empty());
     assert_eq!(node.acked("a", vec![plain("1")]), [1]);
 }

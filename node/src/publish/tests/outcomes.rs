@@ -23,7 +23,7 @@ fn a_look_up_that_fails_publishes_nothing() {
         let outcome = node.outcome(node.request("a", vec![plain("1"), given("x")]));
         assert_eq!(outcome, Err(expected));
         assert!(node.delivered().is_empty());
-        assert_eq!(node.store.take_asked(), [find(&["x"])]);
+        assert_eq!(node.store.take_calls(), [find(&["x"])]);
         *node.store.find_error.lock() = None;
         assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
     }
@@ -36,9 +36,9 @@ fn publish_to_full_store_is_refused_before_numbering() {
     for messages in [vec![plain("1")], vec![given("x")]] {
         assert_eq!(node.outcome(node.request("a", messages)), Err(PublishError::Busy));
     }
-    assert_eq!(node.store.take_asked(), [], "not even looked up");
+    assert_eq!(node.store.take_calls(), [], "not even looked up");
     assert_eq!(node.acked("off:a", vec![plain("1")]), [1], "nothing of it is to be stored");
-    node.store.take_asked();
+    node.store.take_calls();
     node.delivered();
     node.target.deliveries.lock().clear();
 
@@ -48,7 +48,7 @@ fn publish_to_full_store_is_refused_before_numbering() {
     *node.store.full.lock() = true;
     node.store.release();
     assert_eq!(one(&answered), Err(PublishError::Busy), "full by the time that the ids are known");
-    assert_eq!(node.store.take_asked(), [find(&["x"])]);
+    assert_eq!(node.store.take_calls(), [find(&["x"])]);
     assert!(node.delivered().is_empty());
     *node.store.full.lock() = false;
     assert_eq!(node.acked("a", vec![given("x")]), [1], "nothing was numbered");
@@ -60,7 +60,7 @@ async fn publish_to_congested_shards_is_refused_before_numbering() {
     node.target.congested.store(true, Ordering::SeqCst);
     let refused = node.publisher.publish_and_wait(node.request("a", vec![plain("1")])).await;
     assert_eq!(refused, Err(PublishError::Busy), "nothing of it is anywhere");
-    assert_eq!(node.store.take_asked(), []);
+    assert_eq!(node.store.take_calls(), []);
     node.target.congested.store(false, Ordering::SeqCst);
     assert_eq!(node.acked("a", vec![plain("1")]), [1], "nothing was numbered");
 }
@@ -85,7 +85,7 @@ fn the_rules_of_the_channel_say_what_is_kept() {
         assert_eq!(node.acked(channel, vec![given("x")]), [2], "{channel}: ids hold with history off too");
         let expected =
             [append(&[1], retention_hours), find(&["x"]), append(&[2], retention_hours), find(&["x"])];
-        assert_eq!(node.store.take_asked(), expected, "{channel}");
+        assert_eq!(node.store.take_calls(), expected, "{channel}");
         assert_eq!(node.delivered().len(), 2, "{channel}");
     }
 }
@@ -113,7 +113,7 @@ fn a_refused_draft_refuses_all_and_numbers_nothing() {
             }
         }
     }
-    assert_eq!((node.store.take_asked(), node.delivered()), (vec![], vec![]));
+    assert_eq!((node.store.take_calls(), node.delivered()), (vec![], vec![]));
     let at_the_limits = vec![given(&"i".repeat(128)), long(256), data(65_536)];
     assert_eq!(node.acked("a", at_the_limits), [1, 2, 3], "nothing was numbered before");
 }
@@ -136,7 +136,7 @@ fn a_publish_without_subscribers_is_stored_all_the_same() {
     let (channel, _) = node.hub.attach(&request.key, 0);
     node.hub.detach(&channel, 0);
     assert_eq!(sequences(node.outcome(request)), [1]);
-    assert_eq!(node.store.take_asked(), [append(&[1], Some(72))]);
+    assert_eq!(node.store.take_calls(), [append(&[1], Some(72))]);
     assert!(node.delivered().is_empty());
 }
 

@@ -62,13 +62,11 @@ impl PublishTestNode {
     }
 
     fn take_over(&self, connection: u8, epoch: u64) {
-        let place = SessionLocation { incarnation: self.hub.incarnation(), shard: 0, slot: 0, generation: 1 };
-        let ownership = SessionOwnership {
-            connection_id: ConnectionId::from_bytes([connection; 16]),
-            epoch,
-            location: place,
-        };
-        self.publisher.take_over_session(&SessionTakeover { ownership, previous: place });
+        let location =
+            SessionLocation { incarnation: self.hub.incarnation(), shard: 0, slot: 0, generation: 1 };
+        let ownership =
+            SessionOwnership { connection_id: ConnectionId::from_bytes([connection; 16]), epoch, location };
+        self.publisher.take_over_session(&SessionTakeover { ownership, previous: location });
     }
 
     fn members(&self, channel: &str) -> Vec<String> {
@@ -110,7 +108,7 @@ fn presence_events_stored_and_delivered_in_sequence_order() {
     assert_eq!(node.presented(update), Ok(()));
     let expected = ["enter ann 1", "enter bob -", "update ann 2", "leave ann 2", "enter ann 3"];
     assert_eq!(node.events(), expected);
-    assert_eq!(node.store.take_asked(), [1, 2, 3, 4, 5].map(stored));
+    assert_eq!(node.store.take_calls(), [1, 2, 3, 4, 5].map(stored));
     assert_eq!(node.members("a"), ["bob", "ann"]);
     let counted = node.account.usage.take(crate::model::UsageKind::Presence);
     assert_eq!(counted.map(|amount| (amount.count, amount.bytes)), Some((5, 5 * 5 + 4)), "names count too");
@@ -132,10 +130,10 @@ fn presence_without_history_stores_member_and_ignores_failure() {
     assert_eq!(node.enter("off:a", member(1, "ann"), ""), Ok(()));
     *node.store.append_error.lock() = None;
     assert_eq!(node.enter("short:a", member(1, "ann"), ""), Ok(()));
-    let asked = [(1, None), (2, Some(24))];
-    let asked =
-        asked.map(|(sequence, retention_hours)| PublishStoreCall::Presence { sequence, retention_hours });
-    assert_eq!(node.store.take_asked(), asked);
+    let calls = [(1, None), (2, Some(24))];
+    let calls =
+        calls.map(|(sequence, retention_hours)| PublishStoreCall::Presence { sequence, retention_hours });
+    assert_eq!(node.store.take_calls(), calls);
 }
 
 #[test]

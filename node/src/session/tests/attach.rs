@@ -34,10 +34,10 @@ fn modes_are_those_asked_for_that_the_capability_grants() {
         ("chat", &["presence", "publish"], &["publish"], false),
         ("writer", &all, &["publish"], false),
     ];
-    for (key, asked, granted, delivers) in cases {
-        let seen = SessionTestClient::key(key).send(&with_modes("chat:1", asked));
-        assert_eq!(modes_of(&seen), granted, "{key} {asked:?}");
-        assert_eq!(seen[0], SessionEffect::Deliver("chat:1".into(), delivers), "{key} {asked:?}");
+    for (key, requested, granted, delivers) in cases {
+        let seen = SessionTestClient::key(key).send(&with_modes("chat:1", requested));
+        assert_eq!(modes_of(&seen), granted, "{key} {requested:?}");
+        assert_eq!(seen[0], SessionEffect::Deliver("chat:1".into(), delivers), "{key} {requested:?}");
     }
 }
 
@@ -50,11 +50,11 @@ fn modes_that_leave_nothing_are_refused() {
         ("all", "chat:1", &["subscribe", "read"], "2 a 40000"),
         ("all", "chat:1", &["Subscribe"], "2 a 40000"),
     ];
-    for (key, channel, asked, expected) in cases {
+    for (key, channel, requested, expected) in cases {
         let mut client = SessionTestClient::key(key);
-        assert_eq!(brief(&client.send(&with_modes(channel, asked))), [expected], "{key} {asked:?}");
+        assert_eq!(brief(&client.send(&with_modes(channel, requested))), [expected], "{key} {requested:?}");
         let seen = client.send(&detach("d", channel));
-        assert_eq!(brief(&seen), ["11 d"], "{key} {asked:?}: it was not attached");
+        assert_eq!(brief(&seen), ["11 d"], "{key} {requested:?}: it was not attached");
     }
 }
 
@@ -132,7 +132,8 @@ fn each_answer_has_the_modes_of_its_own_request() {
 
 #[test]
 fn occupancy_needs_a_capability_to_listen_or_see_members() {
-    let asked = |occupancy: Value| json!({"op": 8, "id": "a", "channel": "chat:1", "occupancy": occupancy});
+    let requested =
+        |occupancy: Value| json!({"op": 8, "id": "a", "channel": "chat:1", "occupancy": occupancy});
     let name = ChannelName::of("chat:1");
     for (key, occupancy, expected, watches) in [
         ("chat", json!(true), &["deliver chat:1 true", "9 a"][..], true),
@@ -144,14 +145,14 @@ fn occupancy_needs_a_capability_to_listen_or_see_members() {
         ("writer", json!(false), &["deliver chat:1 false", "9 a"], false),
     ] {
         let mut client = SessionTestClient::key(key);
-        assert_eq!(brief(&client.send(&asked(occupancy.clone()))), expected, "{key} {occupancy}");
+        assert_eq!(brief(&client.send(&requested(occupancy.clone()))), expected, "{key} {occupancy}");
         assert_eq!(client.session.watches(&name), watches, "{key} {occupancy}");
     }
     let mut client = SessionTestClient::key("chat");
-    client.send(&asked(json!(true)));
+    client.send(&requested(json!(true)));
     client.send(&attach("b", "chat:1"));
     assert!(!client.session.watches(&name), "a further attach says anew what is asked");
-    client.send(&asked(json!(true)));
+    client.send(&requested(json!(true)));
     client.send(&detach("d", "chat:1"));
     assert!(!client.session.watches(&name));
 }
@@ -159,8 +160,8 @@ fn occupancy_needs_a_capability_to_listen_or_see_members() {
 #[test]
 fn occupancy_ends_with_the_capability_for_it() {
     let mut client = SessionTestClient::key("chat");
-    let asked = json!({"op": 8, "id": "a", "channel": "chat:1", "modes": ["publish"], "occupancy": true});
-    client.send(&asked);
+    let requested = json!({"op": 8, "id": "a", "channel": "chat:1", "modes": ["publish"], "occupancy": true});
+    client.send(&requested);
     let name = ChannelName::of("chat:1");
     assert!(client.session.watches(&name) && client.session.is_silent(&name));
     let writer = SessionTestClient::key("writer").session.principal().clone();

@@ -130,11 +130,11 @@ fn a_new_token_is_asked_for_30_s_before_the_old_one_expires() {
 
 #[test]
 fn a_token_that_lives_shorter_is_asked_for_at_once() {
-    for (seconds, asked) in [(30, true), (31, false)] {
+    for (seconds, is_requested) in [(30, true), (31, false)] {
         // The clock is half a second into the first of them.
         let mut client = SessionTestClient::token(&token_of("all", &everything(), None, seconds));
         let seen = client.opened();
-        assert_eq!(brief(&seen).contains(&"15  40142".to_owned()), asked, "{seconds} s");
+        assert_eq!(brief(&seen).contains(&"15  40142".to_owned()), is_requested, "{seconds} s");
     }
     let mut client = SessionTestClient::token(&token_of("all", &everything(), None, HOUR_S));
     client.opened();

@@ -55,11 +55,11 @@ async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receive
         let ((from_client, to_client), (from_node, to_node)) = (client.into_split(), node.into_split());
         let mut cut = state.clone();
         let cuts = cut.borrow().cuts;
-        let (asked, answered) = (state.clone(), state.clone());
+        let (requests, answered) = (state.clone(), state.clone());
         relaying.spawn(async move {
             tokio::select! {
                 _ = cut.wait_for(|state| state.cuts > cuts) => {}
-                () = pass(from_client, to_node, asked, |state| !state.held) => {}
+                () = pass(from_client, to_node, requests, |state| !state.held) => {}
                 () = pass(from_node, to_client, answered, |state| !state.held && !state.answers_held) => {}
             }
         });

@@ -57,7 +57,7 @@ pub(super) struct ClusterIdClaim<T> {
 pub(super) struct ClaimRound<T> {
     /// Claims of each queue, in its order.
     queues: Vec<(ClaimQueueKey, Vec<ClusterIdClaim<T>>)>,
-    pub(super) asked: RequestedIds,
+    pub(super) requested: RequestedIds,
 }
 
 /// Ids that are asked for, each once.
@@ -86,9 +86,9 @@ impl RequestedIds {
 pub(super) struct ClaimAnswers(HashMap<Arc<ScopedMessageId>, IdConflict>);
 
 impl ClaimAnswers {
-    pub(super) fn take(&mut self, asked: &RequestedIds, taken: IdConflicts) {
-        for (place, taken) in taken {
-            let Some(given) = asked.0.get(place as usize) else { continue };
+    pub(super) fn take(&mut self, requested: &RequestedIds, taken: IdConflicts) {
+        for (index, taken) in taken {
+            let Some(given) = requested.0.get(index as usize) else { continue };
             // An id that one node knows as published is no longer in progress at another.
             if !matches!(self.0.get(given), Some(IdConflict::Known(_))) {
                 self.0.insert(Arc::clone(given), taken);
@@ -130,7 +130,7 @@ pub(super) struct IdClaimQueue<T> {
     ids: HashMap<Arc<ScopedMessageId>, HeldIdState>,
     count: usize,
     /// True while a task runs the rounds.
-    is_asked_for: bool,
+    has_task: bool,
 }
 
 impl<T> Default for IdClaimQueue<T> {
@@ -141,66 +141,66 @@ impl<T> Default for IdClaimQueue<T> {
             later: VecDeque::new(),
             ids: HashMap::new(),
             count: 0,
-            is_asked_for: false,
+            has_task: false,
         }
     }
 }
 
 impl<T> IdClaimQueue<T> {
     /// True if no claim of the queue waits or takes part in a round.
-    pub(super) fn is_free(&self, lane: &ClaimQueueKey) -> bool {
-        !self.queues.contains_key(lane)
+    pub(super) fn is_free(&self, queue: &ClaimQueueKey) -> bool {
+        !self.queues.contains_key(queue)
     }
 
     /// Adds a claim. True if the caller must start the task that runs the rounds. Gives the claim back if a bound is reached.
     pub(super) fn push(
         &mut self,
-        lane: ClaimQueueKey,
+        queue: ClaimQueueKey,
         claim: ClusterIdClaim<T>,
     ) -> Result<bool, ClusterIdClaim<T>> {
-        let in_lane = self.queues.get(&lane).map_or(0, VecDeque::len);
-        if in_lane >= QUEUE_MAX || self.count >= CLAIMS_MAX || self.ids.len() >= IDS_MAX {
+        let in_queue = self.queues.get(&queue).map_or(0, VecDeque::len);
+        if in_queue >= QUEUE_MAX || self.count >= CLAIMS_MAX || self.ids.len() >= IDS_MAX {
             return Err(claim);
         }
         self.count += 1;
-        match self.queues.entry(lane) {
+        match self.queues.entry(queue) {
             Entry::Occupied(mut waiting) => waiting.get_mut().push_back(claim),
             Entry::Vacant(vacant) => {
                 self.ready.push_back(vacant.key().clone());
                 vacant.insert(VecDeque::from([claim]));
             }
         }
-        Ok(!std::mem::replace(&mut self.is_asked_for, true))
+        Ok(!std::mem::replace(&mut self.has_task, true))
     }
 
     /// Returns the next step. The task that runs the rounds ends with `Nothing`.
     pub(super) fn next(&mut self, now: Instant) -> ClaimRoundStep<T> {
         while self.later.front().is_some_and(|(at, _)| *at <= now) {
-            self.ready.extend(self.later.pop_front().map(|(_, lane)| lane));
+            self.ready.extend(self.later.pop_front().map(|(_, queue)| queue));
         }
         if self.ready.is_empty() {
-            self.is_asked_for = !self.later.is_empty();
+            self.has_task = !self.later.is_empty();
             return self.later.front().map_or(ClaimRoundStep::Nothing, |(at, _)| ClaimRoundStep::Wait(*at));
         }
-        let mut round = ClaimRound { queues: Vec::new(), asked: RequestedIds::default() };
+        let mut round = ClaimRound { queues: Vec::new(), requested: RequestedIds::default() };
         let mut bytes = 0;
-        while round.asked.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
-            let Some(lane) = self.ready.pop_front() else { break };
-            let Some(waiting) = self.queues.get_mut(&lane) else { continue };
+        while round.requested.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
+            let Some(queue) = self.ready.pop_front() else { break };
+            let Some(waiting) = self.queues.get_mut(&queue) else { continue };
             let mut claims = Vec::new();
-            while round.asked.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
+            while round.requested.0.len() < ASKED_MAX && bytes < ASKED_BYTES_MAX {
                 let Some(claim) = waiting.pop_front() else { break };
                 for given in &claim.ids {
                     let held = self.ids.entry(Arc::clone(given)).or_default();
                     held.count += 1;
                     if held.count == 1 {
                         bytes += given.id.len();
-                        round.asked.0.push(Arc::clone(given));
+                        round.requested.0.push(Arc::clone(given));
                     }
                 }
                 claims.push(claim);
             }
-            round.queues.push((lane, claims));
+            round.queues.push((queue, claims));
         }
         ClaimRoundStep::Ask(round)
     }
@@ -213,8 +213,8 @@ impl<T> IdClaimQueue<T> {
         said: &ClaimAnswers,
         now: Instant,
     ) -> (Vec<(T, IdClaimOutcome)>, Vec<ClaimQueueKey>) {
-        let (mut outcomes, mut lanes) = (Vec::new(), Vec::with_capacity(round.queues.len()));
-        for (lane, claims) in round.queues {
+        let (mut outcomes, mut queues) = (Vec::new(), Vec::with_capacity(round.queues.len()));
+        for (queue, claims) in round.queues {
             let mut claims = VecDeque::from(claims);
             while let Some(claim) = claims.pop_front() {
                 let is_taken = claim.ids.iter().any(|given| self.is_taken(given, said));
@@ -232,11 +232,11 @@ impl<T> IdClaimQueue<T> {
                 outcomes.push((claim.then, outcome));
             }
             match claims.is_empty() {
-                true => lanes.push(lane),
-                false => self.put_back(lane, claims, now + AGAIN),
+                true => queues.push(queue),
+                false => self.put_back(queue, claims, now + AGAIN),
             }
         }
-        (outcomes, lanes)
+        (outcomes, queues)
     }
 
     fn is_taken(&self, given: &ScopedMessageId, said: &ClaimAnswers) -> bool {
@@ -268,22 +268,22 @@ impl<T> IdClaimQueue<T> {
         IdClaimOutcome::Claimed { held, known }
     }
 
-    fn put_back(&mut self, lane: ClaimQueueKey, claims: VecDeque<ClusterIdClaim<T>>, at: Instant) {
+    fn put_back(&mut self, queue: ClaimQueueKey, claims: VecDeque<ClusterIdClaim<T>>, at: Instant) {
         claims.iter().for_each(|claim| self.release(&claim.ids));
-        let Some(waiting) = self.queues.get_mut(&lane) else { return };
+        let Some(waiting) = self.queues.get_mut(&queue) else { return };
         for claim in claims.into_iter().rev() {
             waiting.push_front(claim);
         }
-        self.later.push_back((at, lane));
+        self.later.push_back((at, queue));
     }
 
     /// Lets the next claims of these queues take part in rounds. Called once the outcomes are delivered.
-    pub(super) fn go_on(&mut self, lanes: Vec<ClaimQueueKey>) {
-        for lane in lanes {
-            if self.queues.get(&lane).is_some_and(VecDeque::is_empty) {
-                self.queues.remove(&lane);
+    pub(super) fn go_on(&mut self, queues: Vec<ClaimQueueKey>) {
+        for queue in queues {
+            if self.queues.get(&queue).is_some_and(VecDeque::is_empty) {
+                self.queues.remove(&queue);
             } else {
-                self.ready.push_back(lane);
+                self.ready.push_back(queue);
             }
         }
     }

@@ -32,8 +32,8 @@ fn round(claims: &mut TestIdClaimQueue, now: Instant) -> ClaimRound<u32> {
     }
 }
 
-fn asked(round: &ClaimRound<u32>) -> Vec<String> {
-    let ids = round.asked.request().into_iter().flatten().flat_map(|given| given.ids);
+fn requested(round: &ClaimRound<u32>) -> Vec<String> {
+    let ids = round.requested.request().into_iter().flatten().flat_map(|given| given.ids);
     ids.map(String::from).collect()
 }
 
@@ -45,9 +45,9 @@ fn end(
     now: Instant,
 ) -> Vec<(u32, IdClaimOutcome)> {
     let mut said = ClaimAnswers::default();
-    said.take(&round.asked, taken);
-    let (outcomes, lanes) = claims.settle(round, &said, now);
-    claims.go_on(lanes);
+    said.take(&round.requested, taken);
+    let (outcomes, queues) = claims.settle(round, &said, now);
+    claims.go_on(queues);
     outcomes
 }
 
@@ -69,7 +69,7 @@ fn all_that_waits_is_asked_for_at_once_and_each_id_once() {
     push(&mut claims, &[], 2, late(now));
     push(&mut claims, &["b", "c"], 3, late(now));
     let first = round(&mut claims, now);
-    assert_eq!(asked(&first), ["a", "b", "c"]);
+    assert_eq!(requested(&first), ["a", "b", "c"]);
     push(&mut claims, &["d"], 4, late(now));
     assert!(matches!(claims.next(now), ClaimRoundStep::Nothing), "its lane is asked for");
     let outcomes = end(&mut claims, first, vec![(0, IdConflict::Known(stamp(7, 5)))], now);
@@ -79,7 +79,7 @@ fn all_that_waits_is_asked_for_at_once_and_each_id_once() {
     };
     assert_eq!((known(0), known(1), known(2)), (vec![Some(stamp(7, 5)), None], vec![], vec![None, None]));
     let second = round(&mut claims, now);
-    assert_eq!(asked(&second), ["d"]);
+    assert_eq!(requested(&second), ["d"]);
     end(&mut claims, second, Vec::new(), now);
     assert!(claims.is_free(&ClaimQueueKey::of(&scope("room"))));
 }
@@ -99,7 +99,7 @@ fn of_two_at_once_the_lower_goes_on_and_the_other_asks_again() {
     assert!(!high.is_under_way(&given("room", "x"), 3, 2), "who waits holds up nobody");
     assert!(matches!(high.next(now), ClaimRoundStep::Wait(at) if at > now));
     let again = round(&mut high, late(now));
-    assert_eq!(asked(&again), ["x", "y"]);
+    assert_eq!(requested(&again), ["x", "y"]);
     let outcomes = end(&mut high, again, vec![(0, IdConflict::Known(stamp(1, 9)))], now);
     assert_eq!((outcomes.len(), claimed(&outcomes)), (2, vec![2]));
 }
@@ -113,7 +113,7 @@ fn claim_answered_by_all_peers_is_kept_until_it_is_released() {
     assert!(claims.is_under_way(&given("room", "x"), 1, 2));
     push(&mut claims, &["x"], 2, late(now));
     let second = round(&mut claims, now);
-    assert_eq!(asked(&second), [""; 0], "it is this node's already");
+    assert_eq!(requested(&second), [""; 0], "it is this node's already");
     assert_eq!(claimed(&end(&mut claims, second, Vec::new(), now)), [2]);
     claims.release(&[given("room", "x")]);
     assert!(claims.is_under_way(&given("room", "x"), 1, 2), "the other has not ended");
@@ -243,7 +243,7 @@ impl ClaimRace {
             return;
         }
         if let ClaimRoundStep::Ask(next) = claims.next(self.now) {
-            let ids = asked(&next);
+            let ids = requested(&next);
             let answers = if ids.is_empty() { 0 } else { others.clone().count() };
             for other in others.take(answers) {
                 self.events.push_back(ClaimRaceEvent::Asked { by: node, of: other, ids: ids.clone() });
@@ -255,7 +255,7 @@ impl ClaimRace {
 
     fn settle_if_answered(&mut self, node: usize) {
         let Some((round, said, 0)) = self.nodes[node].round.take_if(|round| round.2 == 0) else { return };
-        let (outcomes, lanes) = self.nodes[node].claims.settle(round, &said, self.now);
+        let (outcomes, queues) = self.nodes[node].claims.settle(round, &said, self.now);
         for (then, outcome) in outcomes {
             self.nodes[node].outcomes.push(then);
             let IdClaimOutcome::Claimed { held, .. } = outcome else { panic!("nobody is late") };
@@ -263,7 +263,7 @@ impl ClaimRace {
                 self.publish(node, given.id.to_string());
             }
         }
-        self.nodes[node].claims.go_on(lanes);
+        self.nodes[node].claims.go_on(queues);
     }
 
     /// Publishes under an id that the node holds, after a last look into its own store.
@@ -290,23 +290,23 @@ impl ClaimRace {
         match event {
             ClaimRaceEvent::Asked { by, of, ids } => {
                 let (mut taken, mut rest) = (IdConflicts::new(), Vec::new());
-                for (place, id) in (0..).zip(ids) {
+                for (index, id) in (0..).zip(ids) {
                     match self.nodes[of].claims.is_under_way(&given("room", &id), by as u64, of as u64) {
-                        true => taken.push((place, IdConflict::UnderWay)),
-                        false => rest.push((place, id)),
+                        true => taken.push((index, IdConflict::UnderWay)),
+                        false => rest.push((index, id)),
                     }
                 }
                 self.events.push_back(ClaimRaceEvent::LookedUp { by, of, taken, ids: rest });
             }
             ClaimRaceEvent::LookedUp { by, of, mut taken, ids } => {
                 let known = &self.nodes[of].known;
-                let found = |(place, id): (u32, String)| Some((place, IdConflict::Known(*known.get(&id)?)));
+                let found = |(index, id): (u32, String)| Some((index, IdConflict::Known(*known.get(&id)?)));
                 taken.extend(ids.into_iter().filter_map(found));
                 self.events.push_back(ClaimRaceEvent::Answered { by, taken });
             }
             ClaimRaceEvent::Answered { by, taken } => {
                 if let Some((round, said, answers)) = &mut self.nodes[by].round {
-                    said.take(&round.asked, taken);
+                    said.take(&round.requested, taken);
                     *answers -= 1;
                 }
                 self.settle_if_answered(by);

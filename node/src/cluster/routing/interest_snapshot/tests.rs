@@ -96,13 +96,13 @@ impl SnapshotTestNode {
                     let index = name.parse().expect("a number");
                     if interested {
                         self.interest.insert(index);
-                        let (key, gone) = (key(index), Vec::new());
+                        let (key, retired) = (key(index), Vec::new());
                         self.unanswered.push(InterestMessage::Forwarding {
                             key,
                             number,
                             sequence: 0,
                             round,
-                            retired: gone,
+                            retired,
                         });
                     } else {
                         self.interest.remove(&index);

@@ -40,26 +40,30 @@ fn peer_that_said_goodbye_leaves_nothing_in_doubt() {
             && !deaths.stream_ended(INCARNATION, 1, false, now + 9 * AT_ONCE)
     );
     assert_eq!(deaths.look(&status(true), Instant::now()), []);
-    let gone = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: true };
-    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, gone)]);
+    let removed = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: true };
+    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, removed)]);
 }
 
 #[test]
 fn peer_streams_that_end_whole_and_together_leave_no_doubt() {
-    for (whole, apart, is_doubtful) in [
+    for (contiguous, apart, is_doubtful) in [
         ([true, true], AT_ONCE, false),
         ([true, true], AT_ONCE + Duration::from_millis(1), true),
         ([true, false], Duration::ZERO, true),
         ([false, true], Duration::ZERO, true),
     ] {
         let (mut deaths, now) = met();
-        assert!(!deaths.stream_ended(INCARNATION, 0, whole[0], now), "it may live");
-        assert!(!deaths.stream_ended(INCARNATION, 1, whole[1], now + apart), "it may live");
+        assert!(!deaths.stream_ended(INCARNATION, 0, contiguous[0], now), "it may live");
+        assert!(!deaths.stream_ended(INCARNATION, 1, contiguous[1], now + apart), "it may live");
         let died = MembershipChange::Down { is_in_doubt: is_doubtful, is_met: true };
-        assert_eq!(deaths.look(&status(true), Instant::now()), [(INCARNATION, died)], "{whole:?} {apart:?}");
+        assert_eq!(
+            deaths.look(&status(true), Instant::now()),
+            [(INCARNATION, died)],
+            "{contiguous:?} {apart:?}"
+        );
         assert_eq!(deaths.look(&status(true), Instant::now()), [], "it was told");
-        let gone = MembershipChange::Removed { is_reported: true, is_in_doubt: is_doubtful, is_met: true };
-        assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, gone)]);
+        let removed = MembershipChange::Removed { is_reported: true, is_in_doubt: is_doubtful, is_met: true };
+        assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, removed)]);
         assert!(deaths.incarnations.is_empty());
     }
 }
@@ -91,8 +95,8 @@ fn peer_restarted_before_it_is_missed_is_retired_untold() {
     let (mut deaths, now) = met();
     deaths.stream_ended(INCARNATION, 0, true, now);
     deaths.stream_ended(INCARNATION, 1, true, now);
-    let gone = MembershipChange::Removed { is_reported: false, is_in_doubt: false, is_met: true };
-    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, gone)]);
+    let removed = MembershipChange::Removed { is_reported: false, is_in_doubt: false, is_met: true };
+    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, removed)]);
 }
 
 #[test]
@@ -102,8 +106,8 @@ fn drained_peer_with_whole_peer_streams_is_not_reported_down() {
     deaths.stream_ended(INCARNATION, 0, true, now);
     deaths.stream_ended(INCARNATION, 1, true, now);
     assert_eq!(deaths.look(&draining(true), Instant::now()), []);
-    let gone = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: true };
-    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, gone)]);
+    let removed = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: true };
+    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, removed)]);
 }
 
 #[test]
@@ -140,8 +144,8 @@ fn peer_that_was_never_met_leaves_no_state() {
     assert_eq!(deaths.look(&status(false), Instant::now()), []);
     let died = MembershipChange::Down { is_in_doubt: false, is_met: false };
     assert_eq!(deaths.look(&status(true), Instant::now()), [(INCARNATION, died)]);
-    let gone = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: false };
-    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, gone)]);
+    let removed = MembershipChange::Removed { is_reported: true, is_in_doubt: false, is_met: false };
+    assert_eq!(deaths.look(&[], Instant::now()), [(INCARNATION, removed)]);
     deaths.stream_opened(9, 0);
     assert_eq!(deaths.look(&[], Instant::now()), [], "no member yet");
     assert!(!deaths.stream_ended(9, 0, false, Instant::now()) && deaths.incarnations.is_empty());
@@ -231,8 +235,8 @@ async fn unheard_peer_with_clients_may_have_lost_messages() {
 fn down_peer_counts_as_possible_loss_only_for_a_time() {
     let (mut deaths, now) = met();
     let long_ago = Instant::now() - Duration::from_secs(60);
-    for lane in [0, 1] {
-        deaths.stream_ended(INCARNATION, lane, true, long_ago.min(now));
+    for stream in [0, 1] {
+        deaths.stream_ended(INCARNATION, stream, true, long_ago.min(now));
     }
     assert!(deaths.has_lost(Duration::from_secs(90)) && !deaths.has_lost(Duration::from_secs(50)));
 }

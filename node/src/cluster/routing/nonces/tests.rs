@@ -52,14 +52,14 @@ async fn hears((node, local): &(RoutingTestNode, Arc<dyn LocalNode>), nonces: Ve
 
 #[tokio::test]
 async fn node_joining_during_nonce_claim_accepts_that_same_claim() {
-    let (asked, joining) = (node(), node());
-    assert!(is_first(&asked, 1).await);
-    hears(&joining, says(&asked).await).await;
+    let (responder, joining) = (node(), node());
+    assert!(is_first(&responder, 1).await);
+    hears(&joining, says(&responder).await).await;
     assert_eq!(says(&joining).await, [peer_nonce(1)]);
     assert!(is_first(&joining, 1).await);
     for other in [2, 0] {
         assert!(!is_first(&joining, other).await, "{other}");
-        assert!(!is_first(&asked, other).await, "{other}");
+        assert!(!is_first(&responder, other).await, "{other}");
     }
 }
 
@@ -89,9 +89,9 @@ async fn unanswered_nonce_claim_is_already_shared_with_peers() {
     let nonces = says(&here).await;
     let [own] = &*nonces else { panic!("{nonces:?}") };
     assert!(own.claim.is_some());
-    let asked = |number| PeerItem::request(number, &PeerRequest::Claim(own.clone()));
+    let request = |number| PeerItem::request(number, &PeerRequest::Claim(own.clone()));
     let sent = node.says();
-    assert!((0..100).any(|number| sent.contains(&asked(number))), "{sent:?}");
+    assert!((0..100).any(|number| sent.contains(&request(number))), "{sent:?}");
 }
 
 #[tokio::test]

@@ -66,44 +66,44 @@ fn confirm_all(queue: &PeerQueue) {
 
 #[tokio::test]
 async fn confirming_task_gives_all_acks_itself() {
-    let lanes = AckTestStreams::new();
+    let streams = AckTestStreams::new();
     for _ in 0..ITEMS {
-        lanes.ack_after(vec![lanes.wide.push(item(), None)]);
+        streams.ack_after(vec![streams.wide.push(item(), None)]);
     }
-    assert_eq!(lanes.given(), 0);
+    assert_eq!(streams.given(), 0);
     // More acks than a task may poll before it yields: all are given here, and none is left to another task.
-    confirm_all(&lanes.wide);
-    assert_eq!(lanes.given(), ITEMS);
+    confirm_all(&streams.wide);
+    assert_eq!(streams.given(), ITEMS);
 }
 
 #[tokio::test]
 async fn an_ack_waits_for_all_its_peers() {
-    let lanes = AckTestStreams::new();
-    lanes.ack_after(vec![lanes.narrow.push(item(), None), lanes.wide.push(item(), None)]);
-    confirm_all(&lanes.wide);
-    assert_eq!(lanes.given(), 0);
-    confirm_all(&lanes.narrow);
-    assert_eq!(lanes.given(), 1);
+    let streams = AckTestStreams::new();
+    streams.ack_after(vec![streams.narrow.push(item(), None), streams.wide.push(item(), None)]);
+    confirm_all(&streams.wide);
+    assert_eq!(streams.given(), 0);
+    confirm_all(&streams.narrow);
+    assert_eq!(streams.given(), 1);
 }
 
 #[tokio::test]
 async fn ack_is_given_at_once_if_peer_confirmed_before() {
-    let lanes = AckTestStreams::new();
-    let ack = lanes.wide.push(item(), None);
-    confirm_all(&lanes.wide);
-    lanes.ack_after(vec![ack]);
-    assert_eq!(lanes.given(), 1);
+    let streams = AckTestStreams::new();
+    let ack = streams.wide.push(item(), None);
+    confirm_all(&streams.wide);
+    streams.ack_after(vec![ack]);
+    assert_eq!(streams.given(), 1);
 }
 
 #[tokio::test]
 async fn push_that_loses_peer_acks_does_not_run_their_callbacks() {
-    let lanes = AckTestStreams::new();
+    let streams = AckTestStreams::new();
     let channel = Arc::new(Mutex::new(0));
     let (seen, began) = (Arc::clone(&channel), Instant::now());
-    lanes.node.routing.on_peer_acks(vec![lanes.narrow.push(item(), None)], move || *seen.lock() += 1);
+    streams.node.routing.on_peer_acks(vec![streams.narrow.push(item(), None)], move || *seen.lock() += 1);
     {
         let _held = channel.lock();
-        assert!(lanes.narrow.push(item(), None).is_lost(), "it holds no second one");
+        assert!(streams.narrow.push(item(), None).is_lost(), "it holds no second one");
     }
     while *channel.lock() == 0 {
         assert!(began.elapsed() < DEADLINE);
@@ -113,43 +113,43 @@ async fn push_that_loses_peer_acks_does_not_run_their_callbacks() {
 
 #[tokio::test(start_paused = true)]
 async fn an_ack_waits_for_a_second_and_no_longer() {
-    let lanes = AckTestStreams::new();
+    let streams = AckTestStreams::new();
     let began = Instant::now();
-    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
-    let waited = lanes.waited(began).await;
+    streams.ack_after(vec![streams.wide.push(item(), None)]);
+    let waited = streams.waited(began).await;
     assert!((SECOND..=SECOND + 2 * LATE_LOOK).contains(&waited), "{waited:?}");
-    confirm_all(&lanes.wide);
-    assert_eq!(lanes.given(), 1, "once");
+    confirm_all(&streams.wide);
+    assert_eq!(streams.given(), 1, "once");
 }
 
 #[tokio::test(start_paused = true)]
 async fn ack_with_message_ids_waits_a_second_for_peer_acks() {
-    let lanes = AckTestStreams::new();
+    let streams = AckTestStreams::new();
     let began = Instant::now();
-    let given = Arc::clone(&lanes.given);
+    let given = Arc::clone(&streams.given);
     let done = move || {
         given.fetch_add(1, Ordering::Relaxed);
     };
-    let (key, from) = (lanes.node.key.clone(), ConnectionId::random());
+    let (key, from) = (streams.node.key.clone(), ConnectionId::random());
     let published = PublishedMessages::new(key, 1, 1, from, None, "k".into(), Vec::new());
-    lanes.node.routing.on_peer_acks_and_ids(vec![lanes.wide.push(item(), None)], &published, done);
-    let waited = lanes.waited(began).await;
+    streams.node.routing.on_peer_acks_and_ids(vec![streams.wide.push(item(), None)], &published, done);
+    let waited = streams.waited(began).await;
     assert!((SECOND..=SECOND + LATE_LOOK).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test]
 async fn an_ack_that_panics_takes_no_other_with_it() {
-    let lanes = AckTestStreams::new();
+    let streams = AckTestStreams::new();
     let panics = || panic!("as it should");
-    lanes.node.routing.on_peer_acks(vec![lanes.wide.push(item(), None)], panics);
-    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
-    confirm_all(&lanes.wide);
-    assert_eq!(lanes.given(), 1);
+    streams.node.routing.on_peer_acks(vec![streams.wide.push(item(), None)], panics);
+    streams.ack_after(vec![streams.wide.push(item(), None)]);
+    confirm_all(&streams.wide);
+    assert_eq!(streams.given(), 1);
     // Too late, both.
-    lanes.node.routing.on_peer_acks(vec![lanes.narrow.push(item(), None)], panics);
-    lanes.ack_after(vec![lanes.wide.push(item(), None)]);
+    streams.node.routing.on_peer_acks(vec![streams.narrow.push(item(), None)], panics);
+    streams.ack_after(vec![streams.wide.push(item(), None)]);
     let began = Instant::now();
-    while lanes.given() == 1 {
+    while streams.given() == 1 {
         assert!(began.elapsed() < DEADLINE);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -27,7 +27,7 @@ async fn requests_during_a_settle_share_the_next_settle() {
     let settle = || node.routing.settle(&node.key);
     let mut first = Box::pin(settle());
     assert!(poll!(&mut first).is_pending());
-    while local.asked.load(Ordering::SeqCst) == 0 {
+    while local.requests.load(Ordering::SeqCst) == 0 {
         tokio::task::yield_now().await;
     }
     let mut later = Box::pin(join_all((0..20).map(|_| settle())));
@@ -37,7 +37,7 @@ async fn requests_during_a_settle_share_the_next_settle() {
     assert!(poll!(&mut later).is_pending(), "what they ask for begins after they asked");
     local.settling.add_permits(1);
     assert_eq!(later.await, [true; 20]);
-    assert_eq!(local.asked.load(Ordering::SeqCst), 2);
+    assert_eq!(local.requests.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
@@ -49,9 +49,9 @@ async fn silent_peer_gets_one_settle_request_for_all_callers() {
     let settled = join_all((0..20).map(|_| node.routing.settle(&node.key))).await;
     assert_eq!(settled, [false; 20]);
     assert!(begun.elapsed() < 2 * SETTLE_WAIT);
-    let is_asking =
+    let is_request =
         |item: &PeerItem| (0..99).any(|number| *item == PeerItem::request(number, &PeerRequest::Settle));
-    assert_eq!(node.says().iter().filter(|item| is_asking(item)).count(), 1);
+    assert_eq!(node.says().iter().filter(|item| is_request(item)).count(), 1);
 }
 
 #[tokio::test]
@@ -88,9 +88,9 @@ fn with_a_dead_one(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>
     node.finds_the_peer();
     node.has_a_link();
     node.is_attached_to();
-    let gone = Stamp { incarnation: 99, sequence: 4 };
-    node.says_joined(5, 0, vec![gone]);
-    node.says_joined(5, 1, vec![Stamp { sequence: 6, ..gone }]);
+    let retired = Stamp { incarnation: 99, sequence: 4 };
+    node.says_joined(5, 0, vec![retired]);
+    node.says_joined(5, 1, vec![Stamp { sequence: 6, ..retired }]);
     node.loses_the_peer();
     node
 }
@@ -98,16 +98,16 @@ fn with_a_dead_one(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>
 /// An incarnation behind a partition may take publishes, so one read is not enough.
 #[tokio::test]
 async fn of_a_run_that_may_go_on_it_is_read_each_time() {
-    for (is_whole, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
+    for (is_contiguous, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
         let node = RoutingTestNode::new();
         node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
-        node.sees_the_peer_die(is_whole);
+        node.sees_the_peer_die(is_contiguous);
         let channel = node.routing.hub.live(&node.key).expect("it is attached to");
         let nothing = Serial::default();
         let complete = || node.routing.complete_from_store(&node.key, &nothing);
         complete().await.expect("it is read");
         assert_eq!(complete().await, Some(read_again.clone()));
-        assert_eq!(channel.is_in_doubt_except(&[]), !is_whole);
+        assert_eq!(channel.is_in_doubt_except(&[]), !is_contiguous);
         assert!(!channel.is_in_doubt_except(&[PEER]));
         node.routing.update_node_failures(&[]);
         let is_sure = async {

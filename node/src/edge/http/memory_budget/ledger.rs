@@ -103,8 +103,8 @@ impl<W> PermitLedger<W> {
             let (_, (claim, _)) = account.waiting.first_key_value()?;
             self.fits(account.taken, *claim).then_some(())
         };
-        let place = self.turns.iter().position(|id| met(id).is_some())?;
-        let id = self.turns.remove(place)?;
+        let index = self.turns.iter().position(|id| met(id).is_some())?;
+        let id = self.turns.remove(index)?;
         let account = self.accounts.get_mut(&id)?;
         let (_, (claim, waiter)) = account.waiting.pop_first()?;
         if !account.waiting.is_empty() {

@@ -30,7 +30,7 @@ pub(super) struct SseStream {
     events: EventEncoder,
     comments: Interval,
     /// Resolves when the client has gone: hyper does not read while it answers, so it would notice only when a write fails.
-    gone: Pin<Box<dyn Future<Output = ()> + Send>>,
+    closed: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl SseStream {
@@ -45,14 +45,14 @@ impl SseStream {
         let mut comments = interval_at(Instant::now() + every, every);
         comments.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let events = EventEncoder { channels, serials, ended: false };
-        let gone = async move {
+        let closed = async move {
             match client {
                 Some(client) => client.closed().await,
                 None => std::future::pending().await,
             }
         };
         let socket = UnixStream::from_std(socket)?;
-        Ok(Self { socket, received: Vec::new(), events, comments, gone: Box::pin(gone) })
+        Ok(Self { socket, received: Vec::new(), events, comments, closed: Box::pin(closed) })
     }
 
     /// Encodes all complete frames as events.
@@ -80,7 +80,7 @@ impl Body for SseStream {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.events.ended || self.gone.as_mut().poll(cx).is_ready() {
+        if self.events.ended || self.closed.as_mut().poll(cx).is_ready() {
             self.events.ended = true;
             return Poll::Ready(None);
         }
@@ -154,9 +154,9 @@ impl EventEncoder {
             op::ERROR | op::NACK | op::DETACHED => return self.ended = true,
             _ => return,
         };
-        let place = self.channels.iter().position(|own| Some(own.as_str()) == seen.channel.as_deref());
-        if let (Some(place), Some(serial)) = (place, seen.serial) {
-            self.serials[place] = serial;
+        let index = self.channels.iter().position(|own| Some(own.as_str()) == seen.channel.as_deref());
+        if let (Some(index), Some(serial)) = (index, seen.serial) {
+            self.serials[index] = serial;
         }
         let id = self.serials.join(",");
         out.extend_from_slice(format!("event: {event}\nid: {id}\ndata: ").as_bytes());
@@ -253,8 +253,8 @@ mod tests {
         for length in [0, 125, 126, 65_535, 65_536] {
             let payload = vec![b'x'; length];
             let frame = wire::frame(OpCode::Text, &payload);
-            let (opcode, place) = server_frame(&frame).expect("a whole frame");
-            assert_eq!((opcode, &frame[place]), (OpCode::Text, &payload[..]));
+            let (opcode, range) = server_frame(&frame).expect("a whole frame");
+            assert_eq!((opcode, &frame[range]), (OpCode::Text, &payload[..]));
             assert!(server_frame(&frame[..frame.len() - 1]).is_none(), "{length}");
         }
     }

@@ -52,13 +52,13 @@ async fn a_long_series_is_read_and_written_in_pieces() {
         assert_eq!(listed.len(), stored.len() + 1);
         let mut names = UsageKind::ALL.map(UsageKind::as_str);
         names.sort_unstable();
-        for (place, row) in listed[..stored.len()].iter().enumerate() {
-            let amount = stored[place].amount;
+        for (index, row) in listed[..stored.len()].iter().enumerate() {
+            let amount = stored[index].amount;
             let expected = json!({
-                "accountId": "acme", "minute": stored[place].minute_ms, "nodeId": node_id,
-                "kind": names[place % names.len()], "count": amount.count, "bytes": amount.bytes
+                "accountId": "acme", "minute": stored[index].minute_ms, "nodeId": node_id,
+                "kind": names[index % names.len()], "count": amount.count, "bytes": amount.bytes
             });
-            assert_eq!(*row, expected, "{place}");
+            assert_eq!(*row, expected, "{index}");
         }
     }
 }

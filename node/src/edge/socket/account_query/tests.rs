@@ -14,16 +14,16 @@ fn row() -> ConnectionRow {
 fn connections(
     limit: usize,
     after: Option<ConnectionSortKey>,
-    places: &[ConnectionSortKey],
+    sort_keys: &[ConnectionSortKey],
 ) -> ConnectionsPage {
     let mut page = ConnectionsPage::new(limit, after);
-    places.iter().for_each(|place| page.insert(*place, row));
+    sort_keys.iter().for_each(|sort_key| page.insert(*sort_key, row));
     page
 }
 
 fn sort_keys(page: ConnectionsPage) -> (Vec<ConnectionSortKey>, bool) {
     let (rows, more) = page.finish();
-    (rows.into_iter().map(|(place, _)| place).collect(), more)
+    (rows.into_iter().map(|(sort_key, _)| sort_key).collect(), more)
 }
 
 #[test]
@@ -123,9 +123,9 @@ fn pages_hold_each_channel_once_with_full_count_under_change() {
 
 #[test]
 fn a_place_is_not_that_of_another_order() {
-    let places: HashSet<u128> =
+    let sort_keys: HashSet<u128> =
         (0..10).map(|_| ChannelOrder::default().sort_key(&name("payroll")).0).collect();
-    assert_eq!(places.len(), 10, "or a name could be tried against it");
+    assert_eq!(sort_keys.len(), 10, "or a name could be tried against it");
 }
 
 #[test]

@@ -26,7 +26,7 @@ impl ChannelBacklog<'_> {
             let within_ms = back_ms.unwrap_or(shared.keep_ms);
             shared
                 .earlier_incarnation(after.incarnation)
-                .filter(|run| shared.follows(run, within_ms))?
+                .filter(|earlier| shared.follows(earlier, within_ms))?
                 .last_ms
         };
         let from_ms = back_ms.map_or(self.oldest_ms, |back_ms| last_ms.saturating_sub(back_ms));
@@ -100,7 +100,7 @@ impl ChannelBacklog<'_> {
     pub(super) async fn find_back(&self, rewind: Rewind, mark: u64) -> Option<BacklogResponse> {
         let shared = self.shared;
         shared.store.flush().await.ok()?;
-        let asked = HistoryQuery {
+        let request = HistoryQuery {
             limit: rewind.count,
             start_ms: Some(rewind.since_ms),
             // Only positions are needed here; the texts are read later, page by page.
@@ -108,7 +108,7 @@ impl ChannelBacklog<'_> {
             until: Some(Serial::single(shared.hub.incarnation(), mark)),
             ..self.query(Direction::Backwards)
         };
-        let mut query = asked;
+        let mut query = request;
         let (mut found, mut first) = (0, None);
         // A store may return less if many rows are after the last requested sequence.
         loop {
@@ -122,7 +122,7 @@ impl ChannelBacklog<'_> {
             }
         }
         let is_cut = rewind.is_cut && found < rewind.count;
-        let place = match first {
+        let begin = match first {
             Some(HistoryPosition { timestamp_ms, sequence, incarnation }) => {
                 let sequence = sequence.saturating_sub(1);
                 let after = Stamp { incarnation, sequence };
@@ -138,7 +138,7 @@ impl ChannelBacklog<'_> {
                 }
             }
         };
-        Some(BacklogResponse::Begin { cursor: place, is_cut })
+        Some(BacklogResponse::Begin { cursor: begin, is_cut })
     }
 
     /// Position of the newest row, or of the newest one before a time.
@@ -153,8 +153,9 @@ impl ChannelBacklog<'_> {
         if row.incarnation == after.incarnation {
             return row.sequence > after.sequence;
         }
-        let runs_since = |incarnation| self.shared.incarnations_since(incarnation).unwrap_or(usize::MAX);
-        runs_since(row.incarnation) < runs_since(after.incarnation)
+        let incarnations_since =
+            |incarnation| self.shared.incarnations_since(incarnation).unwrap_or(usize::MAX);
+        incarnations_since(row.incarnation) < incarnations_since(after.incarnation)
     }
 
     pub(super) fn query(&self, direction: Direction) -> HistoryQuery {

@@ -19,29 +19,29 @@ impl ChannelBacklog<'_> {
     /// Reads the next page. None when a row is missing. No frames once the replay buffer has the following messages.
     pub(super) async fn page(
         &self,
-        place: BacklogCursor,
+        cursor: BacklogCursor,
         format: Format,
         without: Option<ConnectionId>,
     ) -> Option<BacklogResponse> {
         let own = self.shared.hub.incarnation();
         let mut is_settled = false;
         loop {
-            if place.after.incarnation == own && self.channel.can_replay_from(place.after.sequence) {
+            if cursor.after.incarnation == own && self.channel.can_replay_from(cursor.after.sequence) {
                 return Some(BacklogResponse::Page(BacklogPage {
                     frames: Vec::new(),
                     amount: Amount::default(),
-                    cursor: place,
+                    cursor,
                 }));
             }
             let query = HistoryQuery {
                 limit: PAGE_ROWS,
                 bytes_max: PAGE_BYTES,
-                cursor: Some(place.cursor),
+                cursor: Some(cursor.cursor),
                 ..self.query(Direction::Forwards)
             };
             let page = self.shared.store.read(query).await.ok()?;
-            if !page.rows.is_empty() || place.order != StampOrder::Strict {
-                return self.frames(place, &page, format, without).map(BacklogResponse::Page);
+            if !page.rows.is_empty() || cursor.order != StampOrder::Strict {
+                return self.frames(cursor, &page, format, without).map(BacklogResponse::Page);
             }
             if is_settled {
                 return None;
@@ -54,7 +54,7 @@ impl ChannelBacklog<'_> {
 
     fn frames(
         &self,
-        mut place: BacklogCursor,
+        mut cursor: BacklogCursor,
         read: &HistoryPage,
         format: Format,
         without: Option<ConnectionId>,
@@ -63,19 +63,19 @@ impl ChannelBacklog<'_> {
         let mut messages = Vec::with_capacity(read.rows.len());
         for row in &read.rows {
             let stamp = Stamp { incarnation: row.position.incarnation, sequence: row.position.sequence };
-            place = self.step(place, stamp)?;
-            place.cursor = row.position;
+            cursor = self.step(cursor, stamp)?;
+            cursor.cursor = row.position;
             messages.push((stamp, &*row.json));
         }
         if read.next.is_none()
             && let StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
-            | StampOrder::Any { until_sequence: mark } = place.order
+            | StampOrder::Any { until_sequence: mark } = cursor.order
         {
             // All messages up to that sequence are read: the position is now one of this incarnation.
-            place.after = self.shared.own(mark);
-            place.order = StampOrder::Strict;
+            cursor.after = self.shared.own(mark);
+            cursor.order = StampOrder::Strict;
             if let Some((last, _)) = messages.last_mut() {
-                *last = place.after;
+                *last = cursor.after;
             }
         }
         let mut amount = Amount::default();
@@ -91,30 +91,31 @@ impl ChannelBacklog<'_> {
                 frames.push(self.frame(&serial, &record, format, json.len(), &mut amount));
             }
         }
-        Some(BacklogPage { frames, amount, cursor: place })
+        Some(BacklogPage { frames, amount, cursor })
     }
 
     /// The cursor after a row with this stamp; none when rows between them are missing.
-    fn step(&self, place: BacklogCursor, stamp: Stamp) -> Option<BacklogCursor> {
+    fn step(&self, cursor: BacklogCursor, stamp: Stamp) -> Option<BacklogCursor> {
         let Stamp { incarnation, sequence } = stamp;
         let is_own = incarnation == self.shared.hub.incarnation();
-        let stepped = BacklogCursor { after: stamp, ..place };
-        match place.order {
+        let stepped = BacklogCursor { after: stamp, ..cursor };
+        match cursor.order {
             StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
             | StampOrder::Any { until_sequence: mark }
                 if is_own && sequence > mark =>
             {
                 let from_mark =
-                    BacklogCursor { after: self.shared.own(mark), order: StampOrder::Strict, ..place };
+                    BacklogCursor { after: self.shared.own(mark), order: StampOrder::Strict, ..cursor };
                 self.step(from_mark, stamp)
             }
             StampOrder::Any { .. } => Some(stepped),
             StampOrder::IntoThisIncarnation { from, .. } if incarnation != from => {
-                let runs_since = |incarnation| self.shared.incarnations_since(incarnation);
-                (runs_since(incarnation)? <= runs_since(place.after.incarnation)?).then_some(stepped)
+                let incarnations_since = |incarnation| self.shared.incarnations_since(incarnation);
+                (incarnations_since(incarnation)? <= incarnations_since(cursor.after.incarnation)?)
+                    .then_some(stepped)
             }
             StampOrder::Strict | StampOrder::IntoThisIncarnation { .. } => {
-                let Stamp { incarnation: previous, sequence: before } = place.after;
+                let Stamp { incarnation: previous, sequence: before } = cursor.after;
                 (incarnation == previous && sequence == before + 1).then_some(stepped)
             }
         }

@@ -15,29 +15,29 @@ pub(super) struct BacklogQueue {
 }
 
 impl BacklogQueue {
-    pub(super) fn push(&mut self, ask: BacklogRequest) {
-        let account = ask.channel.key().account();
-        let asks = self.accounts.entry(account.clone()).or_default();
-        if self.count >= ASKED_MAX || asks.len() >= ASKED_MAX / 2 {
+    pub(super) fn push(&mut self, request: BacklogRequest) {
+        let account = request.channel.key().account();
+        let requests = self.accounts.entry(account.clone()).or_default();
+        if self.count >= ASKED_MAX || requests.len() >= ASKED_MAX / 2 {
             return;
         }
-        if asks.is_empty() {
+        if requests.is_empty() {
             self.order.push_back(account.clone());
         }
-        asks.push_back(ask);
+        requests.push_back(request);
         self.count += 1;
     }
 
     pub(super) fn next(&mut self) -> Option<BacklogRequest> {
         let account = self.order.pop_front()?;
-        let asks = self.accounts.get_mut(&account)?;
-        let ask = asks.pop_front();
-        if asks.is_empty() {
+        let requests = self.accounts.get_mut(&account)?;
+        let request = requests.pop_front();
+        if requests.is_empty() {
             self.accounts.remove(&account);
         } else {
             self.order.push_back(account);
         }
-        self.count -= usize::from(ask.is_some());
-        ask
+        self.count -= usize::from(request.is_some());
+        request
     }
 }

@@ -78,7 +78,10 @@ impl SharedStoreCursor {
 
     /// True if all awaited messages have been read.
     fn has_all_awaited(&self) -> bool {
-        self.awaited.entries().iter().all(|(run, sequence)| self.position.covers_one(*run, *sequence))
+        self.awaited
+            .entries()
+            .iter()
+            .all(|(incarnation, sequence)| self.position.covers_one(*incarnation, *sequence))
     }
 
     /// Position of the client after the last page, from which deliveries continue.
@@ -99,7 +102,7 @@ impl ChannelBacklog<'_> {
     pub(super) async fn find_in_cluster(
         &self,
         position: Serial,
-        stands: Serial,
+        attach_position: Serial,
         back_ms: Option<u64>,
         history: bool,
     ) -> Option<BacklogResponse> {
@@ -124,7 +127,7 @@ impl ChannelBacklog<'_> {
         let found = match missed {
             Some(missed) => Some(BacklogResponse::FromPeers(missed)),
             None if !history => None,
-            None => self.after_in_shared_store(position.clone(), stands, back_ms).await,
+            None => self.after_in_shared_store(position.clone(), attach_position, back_ms).await,
         };
         if found.is_none() {
             self.record_loss_position(&position).await;
@@ -144,10 +147,10 @@ impl ChannelBacklog<'_> {
     async fn after_in_shared_store(
         &self,
         position: Serial,
-        stands: Serial,
+        attach_position: Serial,
         back_ms: Option<u64>,
     ) -> Option<BacklogResponse> {
-        let reading = self.settled_cursor(position, stands).await?;
+        let reading = self.settled_cursor(position, attach_position).await?;
         self.begin_after(reading, back_ms).await
     }
 
@@ -186,11 +189,12 @@ impl ChannelBacklog<'_> {
     pub(super) async fn rewind_in_cluster(
         &self,
         rewind: Rewind,
-        stands: Serial,
+        attach_position: Serial,
         policy: ChannelPolicy,
     ) -> BacklogResponse {
         let is_stored = self.is_stored_by_all(policy);
-        let stored = if is_stored { self.rewind_in_shared_store(rewind, stands).await } else { None };
+        let stored =
+            if is_stored { self.rewind_in_shared_store(rewind, attach_position).await } else { None };
         match stored {
             Some(stored) => stored,
             None => self.rewind_in_recent(rewind, is_stored).await,
@@ -217,8 +221,12 @@ impl ChannelBacklog<'_> {
         policy.history && self.shared.store.is_shared()
     }
 
-    async fn rewind_in_shared_store(&self, rewind: Rewind, stands: Serial) -> Option<BacklogResponse> {
-        let reading = self.settled_cursor(Serial::default(), stands).await?;
+    async fn rewind_in_shared_store(
+        &self,
+        rewind: Rewind,
+        attach_position: Serial,
+    ) -> Option<BacklogResponse> {
+        let reading = self.settled_cursor(Serial::default(), attach_position).await?;
         self.begin_rewind(reading, rewind).await
     }
 
@@ -258,14 +266,18 @@ impl ChannelBacklog<'_> {
     }
 
     /// Creates a cursor once all messages that were numbered before deliveries began are stored.
-    pub(super) async fn settled_cursor(&self, has: Serial, stands: Serial) -> Option<SharedStoreCursor> {
+    pub(super) async fn settled_cursor(
+        &self,
+        has: Serial,
+        attach_position: Serial,
+    ) -> Option<SharedStoreCursor> {
         let (key, shared) = (self.channel.key(), self.shared);
         let routing = shared.publisher.routing()?;
         if !shared.store.is_shared() || !routing.settle(key).await {
             return None;
         }
-        let runs = routing.alive_incarnations();
-        if !self.share_history_policies(&runs).await? {
+        let alive = routing.alive_incarnations();
+        if !self.share_history_policies(&alive).await? {
             return None;
         }
         let known = self.channel.clamp_position(&has);
@@ -277,31 +289,36 @@ impl ChannelBacklog<'_> {
             (self.channel.position().serial(), routing.confirmed_incarnations(self.channel));
         // A message of an incarnation that lives, or may live behind a partition, would be delivered again. One that is down sends nothing
         // more.
-        let may_come = |run: u64| undelivered.contains(&run) && routing.may_still_deliver(run);
-        let is_ahead = |(run, sequence): &(u64, u64)| {
-            !here.covers_one(*run, *sequence) && (runs.contains(run) || may_come(*run))
+        let may_come =
+            |incarnation: u64| undelivered.contains(&incarnation) && routing.may_still_deliver(incarnation);
+        let is_ahead = |(incarnation, sequence): &(u64, u64)| {
+            !here.covers_one(*incarnation, *sequence)
+                && (alive.contains(incarnation) || may_come(*incarnation))
         };
         if known.entries().iter().any(is_ahead) {
             return None;
         }
         let mut living = Serial::default();
-        for run in &runs {
-            living.advance(*run, stands.sequence_of(*run).unwrap_or(0));
+        for incarnation in &alive {
+            living.advance(*incarnation, attach_position.sequence_of(*incarnation).unwrap_or(0));
         }
         let mut handed = Serial::default();
-        for run in undelivered.iter().filter(|run| !runs.contains(run)) {
-            handed.advance(*run, self.channel.delivered_sequence(*run));
+        for incarnation in undelivered.iter().filter(|incarnation| !alive.contains(incarnation)) {
+            handed.advance(*incarnation, self.channel.delivered_sequence(*incarnation));
         }
         let mut awaited = Serial::default();
-        for (run, sequence) in stands.entries() {
-            if !runs.contains(run) && routing.may_still_deliver(*run) && !known.covers_one(*run, *sequence) {
-                awaited.advance(*run, *sequence);
+        for (incarnation, sequence) in attach_position.entries() {
+            if !alive.contains(incarnation)
+                && routing.may_still_deliver(*incarnation)
+                && !known.covers_one(*incarnation, *sequence)
+            {
+                awaited.advance(*incarnation, *sequence);
             }
         }
         let cursor = behind(0);
         Some(SharedStoreCursor {
             position: has,
-            attach_position: stands,
+            attach_position,
             live_until: living,
             undelivered_incarnations: undelivered,
             delivered_until: handed,
@@ -320,7 +337,7 @@ impl ChannelBacklog<'_> {
             .inspect_err(|error| tracing::warn!(target: RATE_LIMITED, %error, "cluster backfill failed: history policies not read"))
             .ok()?;
         let policies = self.shared.accounts.current().history_policies();
-        let has_said = |run: &u64| kept.iter().any(|(of, _)| of == run);
+        let has_said = |incarnation: &u64| kept.iter().any(|(of, _)| of == incarnation);
         Some(living.iter().all(has_said) && kept.iter().all(|(_, of)| *of == policies))
     }
 
@@ -425,16 +442,16 @@ impl ChannelBacklog<'_> {
         let without = without.map(|id| id.to_string());
         let is_known = self.names_this_incarnation(&reading.position);
         let kept_from_ms = self.shared.clock.expiry_ms().saturating_sub(self.shared.keep_ms);
-        let (mut frames, mut gone) = (Vec::new(), Serial::default());
+        let (mut frames, mut ended) = (Vec::new(), Serial::default());
         for row in &page.rows {
             let HistoryPosition { timestamp_ms, sequence, incarnation } = row.position;
             reading.cursor = row.position;
-            let is_gone = reading.live_until.sequence_of(incarnation).is_none();
-            if is_gone
+            let is_ended = reading.live_until.sequence_of(incarnation).is_none();
+            if is_ended
                 && !reading.undelivered_incarnations.contains(&incarnation)
                 && timestamp_ms >= kept_from_ms
             {
-                gone.advance(incarnation, sequence);
+                ended.advance(incarnation, sequence);
             }
             match self.row_inclusion(reading, is_known, row.position) {
                 RowInclusion::No => continue,
@@ -452,7 +469,7 @@ impl ChannelBacklog<'_> {
             }
         }
         // These messages have arrived here, so following positions include them.
-        self.channel.learn_sequences(&Stamp::all_of(&gone).collect::<Vec<_>>());
+        self.channel.learn_sequences(&Stamp::all_of(&ended).collect::<Vec<_>>());
         Some(frames)
     }
 

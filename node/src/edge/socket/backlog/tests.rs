@@ -75,9 +75,9 @@ impl BacklogFixture {
         self.publish_of(EARLIER, sequences);
     }
 
-    fn publish_of(&self, run: u64, sequences: &[u64]) {
+    fn publish_of(&self, incarnation: u64, sequences: &[u64]) {
         for sequence in sequences {
-            let published = message(run, *sequence, self.shared.clock.highest_ms());
+            let published = message(incarnation, *sequence, self.shared.clock.highest_ms());
             self.shared.store.append(published, Some(72), Box::new(|_| {}));
         }
         // No message of the next incarnation has the time of one of this.
@@ -91,20 +91,20 @@ impl BacklogFixture {
     /// Reads the data numbers after the stamp, and the stamp that the reader reaches; none on a continuity loss.
     async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
         let mark = self.channel.position().offset;
-        let BacklogResponse::Begin { cursor: mut place, .. } =
+        let BacklogResponse::Begin { mut cursor, .. } =
             self.rows().find_after(after, mark, Some(self.shared.keep_ms)).await?
         else {
             unreachable!("a beginning was asked for")
         };
         let mut seen = Vec::new();
         loop {
-            let BacklogResponse::Page(page) = self.rows().page(place, Format::Json, None).await? else {
+            let BacklogResponse::Page(page) = self.rows().page(cursor, Format::Json, None).await? else {
                 unreachable!("a page was asked for")
             };
-            if page.cursor == place {
-                return Some((seen, place.after));
+            if page.cursor == cursor {
+                return Some((seen, cursor.after));
             }
-            place = page.cursor;
+            cursor = page.cursor;
             seen.extend(page.frames.iter().map(number_in));
         }
     }
@@ -206,7 +206,7 @@ async fn older_incarnation_is_followed_by_previous_and_current() {
 
 #[test]
 fn runs_are_followed_back_to_one_that_was_different() {
-    let run = |incarnation, policies, is_all, began_ms, last_ms| PreviousIncarnation {
+    let previous = |incarnation, policies, is_all, began_ms, last_ms| PreviousIncarnation {
         incarnation,
         coverage: HistoryCoverage {
             policies,
@@ -217,16 +217,16 @@ fn runs_are_followed_back_to_one_that_was_different() {
         began_ms,
         last_ms,
     };
-    let followed = |runs: &[PreviousIncarnation]| -> Vec<(u64, u64)> {
-        FollowedIncarnation::followed(runs, 8)
+    let followed = |incarnations: &[PreviousIncarnation]| -> Vec<(u64, u64)> {
+        FollowedIncarnation::followed(incarnations, 8)
             .iter()
             .map(|earlier| (earlier.incarnation, earlier.passed_ms))
             .collect()
     };
     let [third, second, first] =
-        [run(3, 8, true, 500, 700), run(2, 8, true, 300, 400), run(1, 8, true, 100, 90)];
+        [previous(3, 8, true, 500, 700), previous(2, 8, true, 300, 400), previous(1, 8, true, 100, 90)];
     assert_eq!(followed(&[third, second, first]), [(3, 0), (2, 200), (1, 300)]);
-    let (other, misses) = (run(2, 9, true, 300, 400), run(2, 8, false, 300, 400));
+    let (other, misses) = (previous(2, 9, true, 300, 400), previous(2, 8, false, 300, 400));
     assert_eq!(followed(&[third, other, first]), [(3, 0)], "it kept other channels");
     assert_eq!(
         followed(&[third, misses, first]),

@@ -48,8 +48,12 @@ impl SessionRegistry {
         self.find_resumable(&self.key_of(ownership), &anybody(), None)
     }
 
-    fn take(&self, previous: Option<ResumableSession>, place: SessionLocation) -> (SessionOwnership, bool) {
-        let OpenedSession { ownership, previous, .. } = self.open_session(previous, place);
+    fn take(
+        &self,
+        previous: Option<ResumableSession>,
+        location: SessionLocation,
+    ) -> (SessionOwnership, bool) {
+        let OpenedSession { ownership, previous, .. } = self.open_session(previous, location);
         (ownership, previous.is_some())
     }
 
@@ -175,8 +179,8 @@ fn lost_session_expires_and_open_session_keeps_latest_key() {
 #[test]
 fn session_of_earlier_incarnation_resumes_within_start_window() {
     let of = |incarnation, generation| {
-        let place = SessionLocation { incarnation, ..slot_of(generation) };
-        SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location: place }
+        let location = SessionLocation { incarnation, ..slot_of(generation) };
+        SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location }
     };
     let identities = within(60_000);
     assert!(identities.resumable(&of(77, 1)).is_none(), "of a run that nobody knows");
@@ -198,11 +202,12 @@ fn session_of_earlier_incarnation_resumes_within_start_window() {
 fn lost_connections_at_the_limit_and_one_past() {
     for lost_connections in [0, 3] {
         let identities = identities(&Limits { lost_connections, ..Limits::default() });
-        let tenures: Vec<SessionOwnership> = (1..=4).map(|generation| identities.fresh(generation)).collect();
-        assert!(tenures.iter().all(|ownership| identities.end(ownership, false, Vec::new())));
+        let ownerships: Vec<SessionOwnership> =
+            (1..=4).map(|generation| identities.fresh(generation)).collect();
+        assert!(ownerships.iter().all(|ownership| identities.end(ownership, false, Vec::new())));
         let kept: Vec<bool> =
-            tenures.iter().map(|ownership| identities.resumable(ownership).is_some()).collect();
-        let expected: Vec<bool> = (0..4).map(|place| place + lost_connections >= 4).collect();
+            ownerships.iter().map(|ownership| identities.resumable(ownership).is_some()).collect();
+        let expected: Vec<bool> = (0..4).map(|index| index + lost_connections >= 4).collect();
         assert_eq!(kept, expected, "the oldest is forgotten");
         assert_eq!(identities.records.len(), lost_connections);
     }
@@ -245,20 +250,20 @@ fn taken_over_socket_reports_since_when_it_had_its_channels() {
 fn session_channel_memory_is_bounded_and_ends_with_window() {
     let limits = Limits { lost_connections: 2, resume_window_ms: 30, ..Limits::default() };
     let identities = identities(&limits);
-    let tenures: Vec<SessionOwnership> = (1..=3).map(|generation| identities.fresh(generation)).collect();
+    let ownerships: Vec<SessionOwnership> = (1..=3).map(|generation| identities.fresh(generation)).collect();
     let channels = |count: u64| (0..count).map(|number| (number, number)).collect::<Vec<_>>();
     let since = Instant::now();
-    identities.end(&tenures[0], false, channels(15));
-    identities.end(&tenures[1], false, channels(15));
+    identities.end(&ownerships[0], false, channels(15));
+    identities.end(&ownerships[1], false, channels(15));
     assert_eq!(identities.retained_total.load(Ordering::Relaxed), 20, "10 for each connection that is kept");
-    identities.end(&tenures[2], false, channels(15));
+    identities.end(&ownerships[2], false, channels(15));
     let kept: usize = identities.records.iter().map(|record| record.retained.channels.len()).sum();
     assert_eq!(
         identities.retained_total.load(Ordering::Relaxed),
         kept,
         "what is forgotten gives its room back"
     );
-    while identities.retained_since(tenures[1].connection_id, 1).is_some() {
+    while identities.retained_since(ownerships[1].connection_id, 1).is_some() {
         assert!(since.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
     }

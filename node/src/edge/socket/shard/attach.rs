@@ -131,7 +131,7 @@ impl Shard {
                     self.subscribers.channel(number).zip(self.subscribers.delivered_offset(number, slot));
                 own.map_or_else(
                     || self.services.hub.position(&key).serial(),
-                    |(channel, place)| channel.position_at(LocalOffset::end(place)),
+                    |(channel, offset)| channel.position_at(LocalOffset::end(offset)),
                 )
             }
             (None, true) => {
@@ -272,11 +272,11 @@ impl Shard {
         channel: &ChannelName,
     ) {
         let Some(open) = connection.open_mut() else { return };
-        let place = open.subscriptions.iter().position(|subscription| subscription.name == *channel);
-        let Some(place) = place else { return };
-        let number = open.subscriptions.swap_remove(place).number;
+        let index = open.subscriptions.iter().position(|subscription| subscription.name == *channel);
+        let Some(index) = index else { return };
+        let number = open.subscriptions.swap_remove(index).number;
         let replay = open.replays.iter().position(|replay| replay.channel.number() == number);
-        let replay = replay.map(|place| open.replays.remove(place));
+        let replay = replay.map(|index| open.replays.remove(index));
         open.syncs.retain(|(channel, _)| *channel != number);
         self.remove_subscriber(number, slot);
         if let Some(mut replay) = replay

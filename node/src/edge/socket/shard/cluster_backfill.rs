@@ -86,10 +86,10 @@ impl Shard {
         reading: Box<SharedStoreCursor>,
         is_end: bool,
     ) {
-        let ReplayPosition::Cluster { position, offset: place } = &mut replay.after else { return };
+        let ReplayPosition::Cluster { position, offset } = &mut replay.after else { return };
         let Some(open) = connection.open_mut() else { return };
         if is_end {
-            open.replays.push(Replay::from_replay_buffer(&replay.channel, *place, reading.end(), false));
+            open.replays.push(Replay::from_replay_buffer(&replay.channel, *offset, reading.end(), false));
             return;
         }
         position.clone_from(&reading.position);
@@ -147,8 +147,8 @@ impl Shard {
         reply: Option<&AttachReply>,
         missed: Vec<ForwardedMessages>,
     ) {
-        let ReplayPosition::Cluster { position, offset: place } = &replay.after else { return };
-        let Some(ChannelBackfill { deliveries, has }) = replay.channel.backfill(position, *place, missed)
+        let ReplayPosition::Cluster { position, offset } = &replay.after else { return };
+        let Some(ChannelBackfill { deliveries, has }) = replay.channel.backfill(position, *offset, missed)
         else {
             return self.give_up(connection, slot, &replay, reply);
         };
@@ -171,7 +171,7 @@ impl Shard {
         mut replay: Replay,
         mut missed: Box<MissedDeliveries>,
     ) {
-        let ReplayPosition::Cluster { position, offset: place } = &mut replay.after else { return };
+        let ReplayPosition::Cluster { position, offset } = &mut replay.after else { return };
         let Some(open) = connection.open_mut() else { return };
         let (format, own, echo) = (open.session.format(), open.session.connection_id(), open.echo);
         let (mut frames, mut bytes, mut handed) = (Vec::new(), 0, Amount::default());
@@ -187,7 +187,7 @@ impl Shard {
             *position = has;
         }
         if missed.deliveries.is_empty() {
-            replay = Replay::from_replay_buffer(&replay.channel, *place, missed.position, false);
+            replay = Replay::from_replay_buffer(&replay.channel, *offset, missed.position, false);
         } else {
             replay.source = ReplaySource::Peers(missed);
         }

@@ -73,7 +73,7 @@ impl Shard {
         connection: &mut SocketConnection,
         slot: u32,
         channel: &Arc<Channel>,
-        place: u64,
+        offset: u64,
         position: Serial,
     ) {
         let generation = connection.generation;
@@ -91,7 +91,7 @@ impl Shard {
             open.replays.extend(replay.map(|replay| Replay { source, ..replay }));
             return;
         }
-        self.subscribers.go_live(channel.number(), slot, place);
+        self.subscribers.go_live(channel.number(), slot, offset);
         if let Some(reply) = replay.and_then(|mut replay| replay.take_reply()) {
             let outcome = AttachOutcome { position, resumed: false, warning: None };
             return self.send_attached(connection, slot, &reply, &outcome);

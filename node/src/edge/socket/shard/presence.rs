@@ -100,13 +100,13 @@ impl Shard {
                 PresenceMode::After(mark) if delivery.event.sequence <= mark => continue,
                 PresenceMode::After(_) => (SyncVerdict::Send, 0),
                 PresenceMode::Syncing => {
-                    let place = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
-                    let Some(place) = place else { continue };
-                    let sync = &mut open.syncs[place].1;
+                    let index = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
+                    let Some(index) = index else { continue };
+                    let sync = &mut open.syncs[index].1;
                     let judged = (sync.judge(delivery), sync.held_bytes());
                     if sync.ends_with(delivery.event.sequence) {
                         subscriber.presence = PresenceMode::After(delivery.event.sequence);
-                        open.syncs.swap_remove(place);
+                        open.syncs.swap_remove(index);
                     }
                     judged
                 }
@@ -140,19 +140,19 @@ impl Shard {
     /// Puts the next page of a member list into the empty outbox. False when there is none.
     pub(super) fn pull_presence(&mut self, connection: &mut SocketConnection, slot: u32) -> bool {
         let Some(open) = connection.open_mut() else { return false };
-        let Some(place) = open.syncs.iter().position(|(_, sync)| !sync.is_sent()) else { return false };
+        let Some(index) = open.syncs.iter().position(|(_, sync)| !sync.is_sent()) else { return false };
         let format = open.session.format();
-        let (number, sync) = &mut open.syncs[place];
+        let (number, sync) = &mut open.syncs[index];
         let number = *number;
         let Some(channel) = self.subscribers.channel(number).cloned() else {
-            open.syncs.swap_remove(place);
+            open.syncs.swap_remove(index);
             return false;
         };
         let page = self.services.hub.presence_page(&channel, format, sync.after());
         let held = sync.sent(&page);
         if let Some(mark) = sync.covers_up_to() {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
-            open.syncs.swap_remove(place);
+            open.syncs.swap_remove(index);
         }
         let live = || {
             channel.position_at(LocalOffset::end(

@@ -123,20 +123,20 @@ impl Shard {
     fn feed_closing(&mut self, connection: &mut SocketConnection, slot: u32, bytes: &mut [u8]) {
         let ConnectionStage::Closing(closing) = &mut connection.stage else { return };
         let Some((close_ms, close)) = &mut closing.close else { return };
-        let (mut pong, mut asked) = (None, None);
+        let (mut pong, mut close_code) = (None, None);
         let result = closing.reader.feed(bytes, &self.services.limits, self.now_ms, |incoming| {
             match incoming {
                 // Of several pings only the last is answered (RFC 6455 §5.5.3).
                 IncomingFrame::Ping(payload) => pong = Some(wire::frame(OpCode::Pong, payload)),
-                IncomingFrame::Close(code) => asked = Some(code),
+                IncomingFrame::Close(code) => close_code = Some(code),
                 IncomingFrame::Message { .. } | IncomingFrame::Pong => {}
             }
-            if asked.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if close_code.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        if let Some(Some(code)) = asked {
+        if let Some(Some(code)) = close_code {
             *close = wire::close(code, "");
         }
-        if asked.is_some() || result.is_err() {
+        if close_code.is_some() || result.is_err() {
             *close_ms = self.now_ms;
         }
         if let Some(pong) = pong.filter(|_| connection.outbox.is_empty()) {

@@ -77,16 +77,16 @@ impl Replay {
     /// Replay from the replay buffer. The client has all messages of this position, and unless `is_exact` some after the offset.
     pub(super) fn from_replay_buffer(
         channel: &Arc<Channel>,
-        place: LocalOffset,
+        offset: LocalOffset,
         has: Serial,
         is_exact: bool,
     ) -> Self {
-        let here = channel.position_at(place);
+        let here = channel.position_at(offset);
         let (position, has) = match is_exact {
             true => (if here.is_empty() { has } else { here }, None),
             false => (here.join(&has), Some(Arc::new(has))),
         };
-        let after = ReplayPosition::Local { offset: place, position, has };
+        let after = ReplayPosition::Local { offset, position, has };
         Self { channel: Arc::clone(channel), after, source: ReplaySource::ReplayBuffer }
     }
 
@@ -103,7 +103,7 @@ impl Replay {
     /// Local offset of the replay, if it has one.
     fn local_offset(&self, incarnation: u64) -> Option<LocalOffset> {
         match &self.after {
-            ReplayPosition::Local { offset: place, .. } => Some(*place),
+            ReplayPosition::Local { offset, .. } => Some(*offset),
             ReplayPosition::Cluster { .. } => None,
             ReplayPosition::Stored(stamp) => {
                 let is_own = stamp.incarnation == incarnation;
@@ -114,13 +114,13 @@ impl Replay {
 
     /// True if the client is told a continuity loss when the query is answered.
     pub(super) fn is_loss_pending(&self) -> bool {
-        matches!(&self.source, ReplaySource::Pending(asked) if asked.is_loss)
+        matches!(&self.source, ReplaySource::Pending(pending) if pending.is_loss)
     }
 
     /// Takes the attach that waits for the query.
     pub(super) fn take_reply(&mut self) -> Option<AttachReply> {
         match &mut self.source {
-            ReplaySource::Pending(asked) => asked.reply.take(),
+            ReplaySource::Pending(pending) => pending.reply.take(),
             ReplaySource::ReplayBuffer
             | ReplaySource::Stored(_)
             | ReplaySource::Peers(_)
@@ -138,7 +138,7 @@ impl OpenSocket {
     /// Index of the replay whose turn it is. At most one store page is under way at a time.
     fn next_replay(&self) -> Option<usize> {
         let awaits_page =
-            |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(asked) if asked.is_page);
+            |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(pending) if pending.is_page);
         let awaits_page = self.replays.iter().any(awaits_page);
         self.replays.iter().position(|replay| match &replay.source {
             ReplaySource::ReplayBuffer | ReplaySource::Peers(_) => true,
@@ -181,7 +181,7 @@ impl Shard {
             BacklogQuery::Rewind { until_sequence: mark, .. } => {
                 Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
             }
-            BacklogQuery::Page { cursor: place, .. } => place.after,
+            BacklogQuery::Page { cursor, .. } => cursor.after,
             BacklogQuery::ClusterAfter { .. }
             | BacklogQuery::ClusterRewind { .. }
             | BacklogQuery::SharedPage { .. }
@@ -203,20 +203,20 @@ impl Shard {
         let ticket = self.next_question;
         let is_page = matches!(question, BacklogQuery::Page { .. } | BacklogQuery::SharedPage { .. });
         let is_loss = matches!(question, BacklogQuery::ContinuityLost { .. });
-        let asked = PendingBacklogQuery { ticket, is_page, is_loss, reply };
+        let pending = PendingBacklogQuery { ticket, is_page, is_loss, reply };
         let policy = open.session.principal().account.policy(channel.key().channel());
         let reply = BacklogResponder::new(Arc::clone(&self.handle), slot, generation, ticket);
         self.services.backlog.ask(BacklogRequest { channel: Arc::clone(channel), policy, question, reply });
-        ReplaySource::Pending(Box::new(asked))
+        ReplaySource::Pending(Box::new(pending))
     }
 
     /// Ends a replay when the connection takes no more messages of the channel.
     pub(super) fn end_replay(&mut self, connection: &mut SocketConnection, slot: u32, number: u64) {
         let Some(open) = connection.open_mut() else { return };
-        let Some(place) = open.replays.iter().position(|replay| replay.channel.number() == number) else {
+        let Some(index) = open.replays.iter().position(|replay| replay.channel.number() == number) else {
             return;
         };
-        let mut replay = open.replays.swap_remove(place);
+        let mut replay = open.replays.swap_remove(index);
         let position = self.go_live(slot, &replay);
         if let Some(reply) = replay.take_reply() {
             // Only messages were missed, and this connection takes none now.
@@ -270,21 +270,23 @@ impl Shard {
         let Some(turn) = open.next_replay() else { return };
         let mut replay = open.replays.remove(turn);
         let incarnation = self.services.hub.incarnation();
-        let place = replay.local_offset(incarnation);
-        let pulled = place.and_then(|place| Some((place, replay.channel.pull(place, PULL_BYTES)?)));
+        let local_offset = replay.local_offset(incarnation);
+        let pulled = local_offset
+            .and_then(|local_offset| Some((local_offset, replay.channel.pull(local_offset, PULL_BYTES)?)));
         let source = std::mem::replace(&mut replay.source, ReplaySource::ReplayBuffer);
         match (pulled, source) {
-            (Some((place, pulled)), _) => {
+            (Some((local_offset, pulled)), _) => {
                 if !matches!(replay.after, ReplayPosition::Local { .. }) {
-                    replay = Replay::from_replay_buffer(&replay.channel, place, replay.position(), true);
+                    replay =
+                        Replay::from_replay_buffer(&replay.channel, local_offset, replay.position(), true);
                 }
                 replay.source = ReplaySource::ReplayBuffer;
                 self.replay_recent(connection, slot, replay, &pulled);
             }
-            (None, ReplaySource::Stored(place)) => {
+            (None, ReplaySource::Stored(cursor)) => {
                 let format = open.session.format();
                 let without = (!open.echo).then(|| open.session.connection_id());
-                let question = BacklogQuery::Page { cursor: *place, format, without };
+                let question = BacklogQuery::Page { cursor: *cursor, format, without };
                 replay.source = self.ask(open, (slot, generation), &replay.channel, question, None);
                 open.replays.push(replay);
             }
@@ -344,10 +346,10 @@ impl Shard {
         let ConnectionStage::Open(open) = &mut connection.stage else { return };
         let ReplayPage { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let ReplayPosition::Local { offset: place, position, has } = &mut replay.after else { return };
-        let (after, has) = (place.offset, has.as_deref());
+        let ReplayPosition::Local { offset: local_offset, position, has } = &mut replay.after else { return };
+        let (after, has) = (local_offset.offset, has.as_deref());
         if let Some(last) = deliveries.last() {
-            place.offset = last.offset();
+            local_offset.offset = last.offset();
             *position =
                 has.map_or_else(|| last.position().serial(), |has| last.position().serial().join(has));
         }
@@ -364,7 +366,7 @@ impl Shard {
             })
             .collect();
         if *is_end {
-            self.subscribers.go_live(replay.channel.number(), slot, place.offset);
+            self.subscribers.go_live(replay.channel.number(), slot, local_offset.offset);
         } else {
             open.replays.push(replay);
         }
@@ -417,11 +419,11 @@ impl Shard {
     ) {
         let Some(open) = connection.open_mut() else { return };
         // A channel that was detached meanwhile needs no answer.
-        let waits = |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(asked) if asked.ticket == ticket);
+        let waits = |replay: &Replay| matches!(&replay.source, ReplaySource::Pending(pending) if pending.ticket == ticket);
         let Some(turn) = open.replays.iter().position(waits) else { return };
         let mut replay = open.replays.remove(turn);
         let reply = replay.take_reply();
-        let (place, is_cut, page) = match found {
+        let (cursor, is_cut, page) = match found {
             BacklogResponse::Nothing => return self.give_up(connection, slot, &replay, reply.as_ref()),
             BacklogResponse::Recent { after, is_exact } => {
                 return self.replay_from_buffer(connection, slot, &replay, reply.as_ref(), (after, is_exact));
@@ -446,22 +448,22 @@ impl Shard {
                 self.continue_shared_replay(connection, replay, reading, is_end);
                 return self.push_missed(connection, slot, frames, amount);
             }
-            BacklogResponse::Begin { cursor: place, is_cut } => (place, is_cut, None),
+            BacklogResponse::Begin { cursor, is_cut } => (cursor, is_cut, None),
             BacklogResponse::Page(page) => (page.cursor, false, Some((page.frames, page.amount))),
         };
-        replay.after = ReplayPosition::Stored(place.after);
+        replay.after = ReplayPosition::Stored(cursor.after);
         if page.is_none()
             && let Some(subscription) = open.subscription_mut(replay.channel.key().name())
             && subscription.since != SocketSubscription::NEVER
         {
-            let is_own = place.after.incarnation == self.services.hub.incarnation();
-            let since = if is_own { place.after.sequence } else { 0 };
+            let is_own = cursor.after.incarnation == self.services.hub.incarnation();
+            let since = if is_own { cursor.after.sequence } else { 0 };
             subscription.since = subscription.since.min(since);
         }
-        replay.source = ReplaySource::Stored(Box::new(place));
+        replay.source = ReplaySource::Stored(Box::new(cursor));
         open.replays.push(replay);
         if let Some(reply) = reply {
-            let position = Serial::single(place.after.incarnation, place.after.sequence);
+            let position = Serial::single(cursor.after.incarnation, cursor.after.sequence);
             let warning = is_cut.then_some(CUT_BY_CAPABILITY);
             let outcome = AttachOutcome { position, resumed: !reply.is_rewind(), warning };
             self.send_attached(connection, slot, &reply, &outcome);

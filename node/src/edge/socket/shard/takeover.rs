@@ -23,15 +23,15 @@ impl Shard {
         slot: u32,
         previous: Option<ResumableSession>,
     ) -> (SessionOwnership, bool) {
-        let place = SessionLocation {
+        let location = SessionLocation {
             incarnation: self.services.hub.incarnation(),
             shard: u16::try_from(self.index).expect("a node has at most 64 shards"),
             slot,
             generation: connection.generation,
         };
-        let OpenedSession { ownership, previous, has_quota_slot: is_seated } =
-            self.services.session_registry.open_session(previous, place);
-        if !is_seated {
+        let OpenedSession { ownership, previous, has_quota_slot } =
+            self.services.session_registry.open_session(previous, location);
+        if !has_quota_slot {
             let due_ms = self.now_ms + u64::try_from(QUOTA_SLOTS_SETTLE.as_millis()).unwrap_or(u64::MAX);
             self.quota_slot_checks.push_back((due_ms, ownership));
         }
@@ -73,13 +73,13 @@ impl Shard {
 
     pub(super) fn check_quota_slots(&mut self) {
         while self.quota_check_ms().is_some_and(|due_ms| due_ms <= self.now_ms) {
-            let Some((_, SessionOwnership { connection_id, epoch, location: place })) =
+            let Some((_, SessionOwnership { connection_id, epoch, location })) =
                 self.quota_slot_checks.pop_front()
             else {
                 return;
             };
-            if self.services.session_registry.is_open(place) {
-                self.close_if_over_quota(place.slot, place.generation);
+            if self.services.session_registry.is_open(location) {
+                self.close_if_over_quota(location.slot, location.generation);
             } else {
                 // A node that has taken the session over since has no quota slot by it either.
                 let takeover = self

@@ -26,15 +26,15 @@ const TOGETHER_LEAST: usize = 2;
 impl Shard {
     /// Puts the frame into the outbox of every subscriber here.
     pub(super) fn deliver(&mut self, delivery: &MessageDelivery) {
-        let place = delivery.offset();
+        let offset = delivery.offset();
         let (mut json, mut msgpack) = (None, None);
         let mut over = Vec::new();
         let (mut count, mut last) = (0, None);
-        for subscriber in self.subscribers.deliver(delivery.channel, place) {
+        for subscriber in self.subscribers.deliver(delivery.channel, offset) {
             let Some(connection) = self.slots[subscriber.slot as usize].as_deref_mut() else { continue };
             let ConnectionStage::Open(open) = &connection.stage else { continue };
             if !subscriber.messages
-                || place <= subscriber.after_offset
+                || offset <= subscriber.after_offset
                 || !open.echo && open.session.connection_id() == delivery.connection_id()
             {
                 continue;

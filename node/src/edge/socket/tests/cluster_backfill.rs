@@ -59,8 +59,8 @@ impl SocketTestClient<'_> {
 
 fn attach(node: &SocketTestNode, has: &Serial) -> TcpStream {
     let mut stream = node.client();
-    let asked = format!(r#"{{"op":8,"channel":"a","serial":"{has}"}}"#);
-    stream.write_all(&frame(&asked)).unwrap();
+    let request = format!(r#"{{"op":8,"channel":"a","serial":"{has}"}}"#);
+    stream.write_all(&frame(&request)).unwrap();
     stream
 }
 
@@ -91,13 +91,13 @@ fn publish_during_store_read_is_delivered_after_the_rows() {
     client.is_answered(2, "page one", || page("page one", 6, false));
     client.is_answered(3, "page two", || page("page two", 7, true));
     client.is_answered(0, "later", || BacklogResponse::Nothing);
-    let places = client.text_positions(&["page one", "page two", "early", "later"]);
-    assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{}", client.text);
+    let positions = client.text_positions(&["page one", "page two", "early", "later"]);
+    assert!(positions.iter().all(Option::is_some) && positions.is_sorted(), "{}", client.text);
     for text in ["page one", "page two", "early", "later", "\"op\":9"] {
         assert_eq!(client.text.matches(text).count(), 1, "{text} in {}", client.text);
     }
     // The client has the pages, and what the channel had on this node at the attach.
-    let last = &client.text[places[2].unwrap()..];
+    let last = &client.text[positions[2].unwrap()..];
     assert!(last.contains(&Serial::single(THERE, 8).to_string()), "{last}");
 }
 

@@ -31,9 +31,9 @@ impl<'a> ContractStore<'a> {
     }
 
     pub(super) fn reopen(self) -> Self {
-        let Self { fixture: place, store, clock, base_ms } = self;
+        let Self { fixture, store, clock, base_ms } = self;
         store.shutdown();
-        Self { fixture: place, store: place.open(&clock), clock, base_ms }
+        Self { fixture, store: fixture.open(&clock), clock, base_ms }
     }
 
     pub(super) fn append(

@@ -4,16 +4,16 @@ use super::bench::{ContractStore, channel, messages, query, sequences, wait};
 use super::{Direction, HistoryQuery, StoreFixture};
 use crate::origin::history::{HistoryCoverage, PreviousIncarnation};
 
-pub(in crate::origin::history) fn pages_in_bytes(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in crate::origin::history) fn pages_in_bytes(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=9), Some(72)).expect("stored");
     let row = bench.read(query(&key)).rows[0].json.len();
     for direction in [Direction::Backwards, Direction::Forwards] {
-        let asked = HistoryQuery { bytes_max: 2 * row + 1, direction, ..query(&key) };
-        let mut pages = vec![bench.read(asked.clone())];
+        let request = HistoryQuery { bytes_max: 2 * row + 1, direction, ..query(&key) };
+        let mut pages = vec![bench.read(request.clone())];
         while let Some(cursor) = pages[pages.len() - 1].next {
-            pages.push(bench.read(HistoryQuery { cursor: Some(cursor), ..asked.clone() }));
+            pages.push(bench.read(HistoryQuery { cursor: Some(cursor), ..request.clone() }));
         }
         assert!(
             pages.iter().all(|page| page.rows.len() == 3),
@@ -27,8 +27,8 @@ pub(in crate::origin::history) fn pages_in_bytes(place: &dyn StoreFixture) {
     assert_eq!(least.rows.len(), 1, "at least one, however small the bound");
 }
 
-pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in crate::origin::history) fn the_runs_before_are_known(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let said = |policies, is_all| HistoryCoverage {
         policies,
         has_changed: false,
@@ -61,7 +61,7 @@ pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn StoreFix
     for incarnation in 4..=40 {
         let previous = wait(bench.store.begin_incarnation(incarnation, said(8, true))).expect("begun");
         let expected = (1..incarnation).rev().take(16).collect::<Vec<u64>>();
-        assert_eq!(previous.iter().map(|run| run.incarnation).collect::<Vec<_>>(), expected);
+        assert_eq!(previous.iter().map(|one| one.incarnation).collect::<Vec<_>>(), expected);
     }
     assert!(
         wait(
@@ -73,7 +73,7 @@ pub(in crate::origin::history) fn the_runs_before_are_known(place: &dyn StoreFix
     );
     let previous = wait(bench.store.begin_incarnation(41, said(8, true))).expect("begun");
     assert_eq!(
-        previous.iter().map(|run| run.incarnation).collect::<Vec<_>>(),
+        previous.iter().map(|one| one.incarnation).collect::<Vec<_>>(),
         [40],
         "it has outlasted the others"
     );

@@ -31,8 +31,8 @@ fn row(account: &str, minute_ms: u64, node_id: &str, incarnation: u64, count: u6
     MetricRow { account, minute_ms, node_id, incarnation, kind: UsageKind::Publish, amount }
 }
 
-pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_replace_those_of_their_key(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let at = bench.minute(0);
     let first = row("acme", at, "n1", 1, 5);
     let others = [
@@ -52,22 +52,22 @@ pub(in super::super) fn metric_rows_replace_those_of_their_key(place: &dyn Store
     assert_eq!(bench.reopen().rows("acme", 0), expected);
 }
 
-pub(in super::super) fn metric_rows_begin_at_their_minute(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_begin_at_their_minute(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let rows: Vec<_> = (0..3 * 24 * 60)
         .step_by(97)
         .map(|back| row("acme", bench.minute(3 * 24 * 60 - back), "n1", 1, back + 1))
         .collect();
     bench.put(&rows).expect("stored");
-    for place in [0, 1, rows.len() / 2, rows.len() - 1] {
-        let from_ms = rows[place].minute_ms;
-        assert_eq!(bench.rows("acme", from_ms), rows[place..], "that minute and what follows");
-        assert_eq!(bench.rows("acme", from_ms + 1), rows[place + 1..]);
+    for index in [0, 1, rows.len() / 2, rows.len() - 1] {
+        let from_ms = rows[index].minute_ms;
+        assert_eq!(bench.rows("acme", from_ms), rows[index..], "that minute and what follows");
+        assert_eq!(bench.rows("acme", from_ms + 1), rows[index + 1..]);
     }
 }
 
-pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_end_with_a_whole_minute(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     // Two rows and one row in turn, over more than a day, so that they span several tables.
     let rows: Vec<_> = (0..30)
         .flat_map(|number| {
@@ -95,8 +95,8 @@ pub(in super::super) fn metric_rows_end_with_a_whole_minute(place: &dyn StoreFix
     }
 }
 
-pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_of_accounts_never_meet(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let at = bench.minute(0);
     let long = "n".repeat(300);
     for account in ["a", "aa", "b", "a-b"] {
@@ -110,17 +110,17 @@ pub(in super::super) fn metric_rows_of_accounts_never_meet(place: &dyn StoreFixt
     assert_eq!(bench.rows("c", 0), []);
 }
 
-pub(in super::super) fn metric_rows_are_kept_for_their_time(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_are_kept_for_their_time(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let kept = row("acme", bench.minute(KEPT_MS / MINUTE_MS), "n1", 1, 1);
-    let gone = row("acme", bench.minute((KEPT_MS + 2 * DAY_MS) / MINUTE_MS), "n1", 1, 1);
-    bench.put(&[kept.clone(), gone]).expect("stored");
+    let expired = row("acme", bench.minute((KEPT_MS + 2 * DAY_MS) / MINUTE_MS), "n1", 1, 1);
+    bench.put(&[kept.clone(), expired]).expect("stored");
     bench.store.sweep(bench.base_ms).expect("swept");
     assert_eq!(bench.rows("acme", 0), [kept]);
 }
 
-pub(in super::super) fn metric_rows_after_shutdown(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn metric_rows_after_shutdown(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let rows = [row("acme", bench.minute(0), "n1", 1, 1)];
     let queued = bench.store.put_metrics(rows.to_vec());
     bench.store.shutdown();

@@ -41,8 +41,8 @@ pub(super) trait StoreFixture {
 }
 
 macro_rules! contract_tests {
-    ($place:expr) => {
-        $crate::origin::history::contract::contract_tests!($place;
+    ($fixture:expr) => {
+        $crate::origin::history::contract::contract_tests!($fixture;
             append_then_read, newest_first_within_one_millisecond, pages_stay_stable_while_writing,
             pages_forwards, pages_in_bytes, the_runs_before_are_known, start_and_end, across_days_and_retentions, retention_cut, until_leaves_out_what_is_live, what_is_settled_is_read,
             reads_have_no_side_effects, accounts_never_meet, history_survives_reopening,
@@ -57,11 +57,11 @@ macro_rules! contract_tests {
             metric_rows_of_accounts_never_meet, metric_rows_are_kept_for_their_time, metric_rows_after_shutdown,
             after_shutdown_nothing_is_taken);
     };
-    ($place:expr; $($name:ident),* $(,)?) => {
+    ($fixture:expr; $($name:ident),* $(,)?) => {
         $(#[test]
         fn $name() {
-            let place = $place;
-            $crate::origin::history::contract::$name(&place);
+            let fixture = $fixture;
+            $crate::origin::history::contract::$name(&fixture);
         })*
     };
 }
@@ -71,8 +71,8 @@ pub(super) const WINDOW_MS: u64 = 120_000;
 const DAY_MS: u64 = 24 * 3_600_000;
 pub(super) const INCARNATION: u64 = 0xfa_fa;
 
-pub(super) fn append_then_read(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn append_then_read(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "orders:1");
     let published = PublishedMessages::new(
         key.clone(),
@@ -105,8 +105,8 @@ pub(super) fn append_then_read(place: &dyn StoreFixture) {
     assert_eq!(bench.read(query(&channel("acme", "orders:2"))), HistoryPage::default());
 }
 
-pub(super) fn newest_first_within_one_millisecond(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn newest_first_within_one_millisecond(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=3), Some(72)).expect("stored");
     bench.append(messages(&key, bench.base_ms, 4..=4), Some(72)).expect("stored");
@@ -115,8 +115,8 @@ pub(super) fn newest_first_within_one_millisecond(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.read(query(&key))), newest_first);
 }
 
-pub(super) fn pages_stay_stable_while_writing(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn pages_stay_stable_while_writing(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=5), Some(72)).expect("stored");
     let first = bench.read(HistoryQuery { limit: 2, ..query(&key) });
@@ -132,8 +132,8 @@ pub(super) fn pages_stay_stable_while_writing(place: &dyn StoreFixture) {
     assert_eq!(bench.read(HistoryQuery { limit: 0, ..query(&key) }), HistoryPage::default());
 }
 
-pub(super) fn pages_forwards(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn pages_forwards(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     for sequence in 1..=7 {
         bench
@@ -154,8 +154,8 @@ pub(super) fn pages_forwards(place: &dyn StoreFixture) {
     assert_eq!(seen, [1, 2, 3, 4, 5, 6, 7]);
 }
 
-pub(super) fn start_and_end(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn start_and_end(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     for sequence in 0..10 {
         bench
@@ -164,8 +164,8 @@ pub(super) fn start_and_end(place: &dyn StoreFixture) {
     }
     let between = |start: Option<u64>, end: Option<u64>, direction| {
         let at = |offset: Option<u64>| offset.map(|offset| bench.base_ms + offset);
-        let asked = HistoryQuery { start_ms: at(start), end_ms: at(end), direction, ..query(&key) };
-        sequences(&bench.read(asked))
+        let request = HistoryQuery { start_ms: at(start), end_ms: at(end), direction, ..query(&key) };
+        sequences(&bench.read(request))
     };
     assert_eq!(between(Some(3), Some(6), Direction::Backwards), [5, 4, 3]);
     assert_eq!(between(Some(3), Some(6), Direction::Forwards), [3, 4, 5]);
@@ -183,8 +183,8 @@ pub(super) fn start_and_end(place: &dyn StoreFixture) {
     assert_eq!(outside, HistoryPage::default());
 }
 
-pub(super) fn across_days_and_retentions(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn across_days_and_retentions(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let midnight_ms = bench.base_ms - bench.base_ms % DAY_MS;
     let rows = [
@@ -208,8 +208,8 @@ pub(super) fn across_days_and_retentions(place: &dyn StoreFixture) {
     assert_eq!((sequences(&first), sequences(&second)), (vec![6, 5, 4], vec![3, 2, 1]));
 }
 
-pub(super) fn retention_cut(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn retention_cut(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let old_ms = bench.base_ms - 2 * DAY_MS;
     bench.append(messages(&key, old_ms, 1..=1), Some(1)).expect("stored");
@@ -226,8 +226,8 @@ pub(super) fn retention_cut(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.read(query(&key))), [2], "and does not come back");
 }
 
-pub(super) fn until_leaves_out_what_is_live(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn until_leaves_out_what_is_live(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let of_another = PublishedMessages::new(
         key.clone(),
@@ -251,8 +251,8 @@ pub(super) fn until_leaves_out_what_is_live(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.read(nothing_yet)), [50]);
 }
 
-pub(super) fn what_is_settled_is_read(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn what_is_settled_is_read(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     wait(bench.store.flush()).expect("nothing to wait for");
     for round in 0..50 {
@@ -263,8 +263,8 @@ pub(super) fn what_is_settled_is_read(place: &dyn StoreFixture) {
     }
 }
 
-pub(super) fn reads_have_no_side_effects(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn reads_have_no_side_effects(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(messages(&key, bench.base_ms, 1..=4), Some(72)).expect("stored");
     let before = bench.read(query(&key));
@@ -273,8 +273,8 @@ pub(super) fn reads_have_no_side_effects(place: &dyn StoreFixture) {
     assert_eq!(bench.read(query(&key)), before);
 }
 
-pub(super) fn accounts_never_meet(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn accounts_never_meet(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let keys = [
         channel("a", "b:c"),
         channel("a:b", "c"),
@@ -299,9 +299,9 @@ pub(super) fn accounts_never_meet(place: &dyn StoreFixture) {
     }
 }
 
-pub(super) fn history_survives_reopening(place: &dyn StoreFixture) {
+pub(super) fn history_survives_reopening(fixture: &dyn StoreFixture) {
     let key = channel("acme", "a");
-    let bench = ContractStore::new(place);
+    let bench = ContractStore::new(fixture);
     let base_ms = bench.base_ms;
     bench.append(messages(&key, base_ms, 1..=3), Some(72)).expect("stored");
     let before = bench.read(query(&key));
@@ -311,8 +311,8 @@ pub(super) fn history_survives_reopening(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.reopen().read(query(&key))), [4, 3, 2, 1]);
 }
 
-pub(super) fn the_clock_is_raised_over_what_is_stored(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn the_clock_is_raised_over_what_is_stored(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let (future_ms, key) = (bench.base_ms + DAY_MS, channel("acme", "a"));
     bench.append(messages(&key, future_ms, 1..=1), Some(72)).expect("stored");
     bench.append(messages(&key, bench.base_ms, 2..=2), Some(72)).expect("stored");
@@ -320,8 +320,8 @@ pub(super) fn the_clock_is_raised_over_what_is_stored(place: &dyn StoreFixture) 
     assert!(bench.clock.stamp_ms(&key) > future_ms);
 }
 
-pub(super) fn callbacks_come_in_order(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn callbacks_come_in_order(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=2_000 {
@@ -336,8 +336,8 @@ pub(super) fn callbacks_come_in_order(place: &dyn StoreFixture) {
     assert_eq!(bench.read(HistoryQuery { limit: 5_000, ..query(&key) }).rows.len(), 2_000);
 }
 
-pub(super) fn ids_within_the_window(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn ids_within_the_window(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x"), (2, "y")]), Some(72)).expect("stored");
     let (x, y) = (Some(stamp(1)), Some(stamp(2)));
@@ -354,8 +354,8 @@ pub(super) fn ids_within_the_window(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.read(query(&key))), [3, 2, 1], "ids are swept, messages stay");
 }
 
-pub(super) fn ids_belong_to_their_scope(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn ids_belong_to_their_scope(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x")]), Some(72)).expect("stored");
     let own = scope(&key);
@@ -372,8 +372,8 @@ pub(super) fn ids_belong_to_their_scope(place: &dyn StoreFixture) {
     assert_eq!(bench.find(own, &["x"]), [Some(stamp(1))]);
 }
 
-pub(super) fn ids_without_history(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn ids_without_history(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "cursor:1");
     bench.append(with_ids(&key, bench.base_ms, &[(1, "x")]), None).expect("remembered");
     bench.append(messages(&key, bench.base_ms, 2..=2), None).expect("nothing to store");
@@ -382,8 +382,8 @@ pub(super) fn ids_without_history(place: &dyn StoreFixture) {
 }
 
 /// Publishers that publish in the callback of their lookup never store an id twice, however many do so at once.
-pub(super) fn ids_while_being_written(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn ids_while_being_written(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=20 {
@@ -404,10 +404,10 @@ pub(super) fn ids_while_being_written(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.read(query(&key))), [1]);
 }
 
-pub(super) fn lookups_are_first_in_first_out(place: &dyn StoreFixture) {
+pub(super) fn lookups_are_first_in_first_out(fixture: &dyn StoreFixture) {
     /// Number of lookups. Two of three wait for each other, and a busy database takes a tenth of a second for one.
     const LOOKUPS: usize = 150;
-    let bench = ContractStore::new(place);
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for number in 0..LOOKUPS {
@@ -423,8 +423,8 @@ pub(super) fn lookups_are_first_in_first_out(place: &dyn StoreFixture) {
     }
 }
 
-pub(super) fn nonce_twice(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn nonce_twice(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let (claimed, now_ms) = (nonce("k1", bench.base_ms, "0123456789abcdef"), bench.base_ms);
     assert_eq!(bench.claim(&claimed), Ok(true));
     assert_eq!(bench.claim(&claimed), Ok(false));
@@ -437,17 +437,17 @@ pub(super) fn nonce_twice(place: &dyn StoreFixture) {
     assert_eq!(bench.claim(&claimed), Ok(false), "also after a sweep");
 }
 
-pub(super) fn nonce_over_reopening(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn nonce_over_reopening(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let claimed = nonce("k1", bench.base_ms, "0123456789abcdef");
     assert_eq!(bench.claim(&claimed), Ok(true));
     let bench = bench.reopen();
     assert_eq!(bench.claim(&claimed), Ok(false));
 }
 
-pub(super) fn nonce_claimed_by_many_at_once(place: &dyn StoreFixture) {
+pub(super) fn nonce_claimed_by_many_at_once(fixture: &dyn StoreFixture) {
     const NONCES: usize = 20;
-    let bench = ContractStore::new(place);
+    let bench = ContractStore::new(fixture);
     let claim = |number: usize| {
         let nonce = nonce("k1", bench.base_ms, &format!("0123456789abcdef{number}"));
         wait(bench.store.claim_nonce(nonce))
@@ -461,16 +461,19 @@ pub(super) fn nonce_claimed_by_many_at_once(place: &dyn StoreFixture) {
         let answers = || claims.iter().map(|claims| &claims[number]);
         let winners = answers().filter(|answer| **answer == Ok(true)).count();
         // A caller without an answer may have won, and a shared store may fail to answer.
-        let untold = answers().find(|answer| answer.is_err());
-        assert!(untold.is_none() || bench.store.is_shared(), "{untold:?}");
-        assert!(winners == 1 || winners == 0 && untold.is_some(), "{winners} of {number}, {untold:?}");
+        let unanswered = answers().find(|answer| answer.is_err());
+        assert!(unanswered.is_none() || bench.store.is_shared(), "{unanswered:?}");
+        assert!(
+            winners == 1 || winners == 0 && unanswered.is_some(),
+            "{winners} of {number}, {unanswered:?}"
+        );
         let later = (0..20).find_map(|_| claim(number).ok()).expect("it is asked until it answers");
         assert!(!later || winners == 0, "{number} is claimed");
     }
 }
 
-pub(super) fn after_shutdown_nothing_is_taken(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(super) fn after_shutdown_nothing_is_taken(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     for sequence in 1..=100 {

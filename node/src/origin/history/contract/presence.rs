@@ -51,8 +51,8 @@ fn presence_query(key: &ChannelKey) -> HistoryQuery {
     HistoryQuery { kind: RowKind::Presence, ..query(key) }
 }
 
-pub(in super::super) fn presence_beside_messages(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn presence_beside_messages(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let (key, other) = (channel("acme", "a"), channel("other", "a"));
     bench.append(messages(&key, bench.base_ms, 1..=3), Some(72)).expect("stored");
     for (sequence, action) in
@@ -86,8 +86,8 @@ pub(in super::super) fn presence_beside_messages(place: &dyn StoreFixture) {
     assert_eq!(sequences(&bench.reopen().read(presence_query(&key))), [3, 2, 1]);
 }
 
-pub(in super::super) fn presence_outlives_only_its_retention(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn presence_outlives_only_its_retention(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let old_ms = bench.base_ms - 2 * DAY_MS;
     bench.append_presence(event(&key, old_ms, 1, PresenceAction::Enter), 1).expect("stored");
@@ -119,9 +119,9 @@ impl ContractStore<'_> {
     }
 }
 
-pub(in super::super) fn members_are_known_until_they_leave(place: &dyn StoreFixture) {
+pub(in super::super) fn members_are_known_until_they_leave(fixture: &dyn StoreFixture) {
     use PresenceAction::{Enter, Leave, Update};
-    let bench = ContractStore::new(place);
+    let bench = ContractStore::new(fixture);
     assert_eq!(bench.stored_member_texts(), Vec::<String>::new());
     let [a, b, other] = [("acme", "a"), ("acme", "b"), ("other", "a")].map(|(one, two)| channel(one, two));
     let (ann, bob) = (member("ann"), member("b\u{e9}\"b"));
@@ -150,8 +150,8 @@ pub(in super::super) fn members_are_known_until_they_leave(place: &dyn StoreFixt
 }
 
 /// Changes of a member in one write group, of which the last one counts.
-pub(in super::super) fn members_that_change_at_once(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(in super::super) fn members_that_change_at_once(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let key = channel("acme", "a");
     let (send, receive) = mpsc::channel();
     let actions = [PresenceAction::Enter, PresenceAction::Update, PresenceAction::Leave];

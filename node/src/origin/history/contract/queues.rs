@@ -24,8 +24,8 @@ fn changed(bench: &ContractStore<'_>, known: &[(&str, u64)]) -> Vec<StoredQueues
     rows
 }
 
-pub(crate) fn queues_change_by_their_revision(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(crate) fn queues_change_by_their_revision(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     assert_eq!(stored(&bench), []);
     let put = |bench: &ContractStore<'_>, row| wait(bench.store.put_queues(row)).expect("durable");
     assert!(!put(&bench, row("a", 2, "early")), "there is no revision 1");
@@ -46,8 +46,8 @@ pub(crate) fn queues_change_by_their_revision(place: &dyn StoreFixture) {
     assert_eq!(changed(&bench, &[("c", 1)]), expected);
 }
 
-pub(crate) fn of_changes_at_once_one_is_made(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(crate) fn of_changes_at_once_one_is_made(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let texts: Vec<String> = (0..8).map(|number| format!("change {number}")).collect();
     let puts: Vec<_> = texts.iter().map(|text| bench.store.put_queues(row("a", 1, text))).collect();
     let made: Vec<bool> = puts.into_iter().map(|put| wait(put).expect("durable")).collect();

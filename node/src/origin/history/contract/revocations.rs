@@ -29,8 +29,8 @@ fn latest(bench: &ContractStore<'_>, key_name: &str, client_id: &str) -> Option<
     latest.map(|at_ms| at_ms + DAY_MS - bench.base_ms)
 }
 
-pub(crate) fn revocations_merge_and_survive_reopening(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(crate) fn revocations_merge_and_survive_reopening(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     // Around midnight, so that one key has rows of several days.
     let (old, new) = (bench.base_ms - DAY_MS, bench.base_ms);
     assert_eq!(bench.store.revoked_tokens(), Ok(Vec::new()));
@@ -57,8 +57,8 @@ pub(crate) fn revocations_merge_and_survive_reopening(place: &dyn StoreFixture) 
     assert_eq!(of_key.iter().filter(|revocation| *revocation.key_name == *"k1").count(), 1, "{of_key:?}");
 }
 
-pub(crate) fn revocations_of_many_at_once(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(crate) fn revocations_of_many_at_once(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     let base_ms = bench.base_ms - DAY_MS;
     let answers: Vec<_> = (0..1_000_u64)
         .map(|i| {
@@ -77,8 +77,8 @@ pub(crate) fn revocations_of_many_at_once(place: &dyn StoreFixture) {
     }
 }
 
-pub(crate) fn revocations_end_with_the_last_token(place: &dyn StoreFixture) {
-    let bench = ContractStore::new(place);
+pub(crate) fn revocations_end_with_the_last_token(fixture: &dyn StoreFixture) {
+    let bench = ContractStore::new(fixture);
     revoke(&bench, &[revocation("k1", None, bench.base_ms)]);
     bench.store.sweep(bench.base_ms + KEPT_MS - 1).expect("swept");
     assert_eq!(latest(&bench, "k1", "ann"), Some(DAY_MS));

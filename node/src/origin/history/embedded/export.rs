@@ -44,7 +44,13 @@ impl StoreExport {
 
     /// Stored incarnations of the node; `None` if there are none.
     pub(in super::super) fn incarnations(&self) -> Option<Vec<u8>> {
-        self.opened.state.keyspace().get(INCARNATIONS).ok().flatten().map(|runs| runs.to_vec())
+        self.opened
+            .state
+            .keyspace()
+            .get(INCARNATIONS)
+            .ok()
+            .flatten()
+            .map(|incarnations| incarnations.to_vec())
     }
 
     /// Estimated number of messages, presence events and metric rows.

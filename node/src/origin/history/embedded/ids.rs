@@ -63,21 +63,21 @@ impl PendingIds {
             let Entry::Occupied(mut pending) = ids.entry(id.key.clone()) else { continue };
             pending.get_mut().writes -= 1;
             if pending.get().writes == 0
-                && let Some(lane) = pending.remove().awaited_by
+                && let Some(queue) = pending.remove().awaited_by
             {
-                self.finder.push_next(FinderRequest::Settled(lane));
+                self.finder.push_next(FinderRequest::Settled(queue));
             }
         }
         self.settled.notify_all();
     }
 
     /// Returns whether the id is not being written. If it is, the finder is told of the queue once the write ends.
-    fn is_settled(&self, key: &[u8], lane: &EmbeddedLookupKey) -> bool {
+    fn is_settled(&self, key: &[u8], queue: &EmbeddedLookupKey) -> bool {
         let mut ids = self.ids.lock();
         let pending = ids.get_mut(key);
         let settled = pending.is_none();
         if let Some(pending) = pending {
-            pending.awaited_by = Some(lane.clone());
+            pending.awaited_by = Some(queue.clone());
         }
         settled
     }
@@ -179,7 +179,7 @@ impl IdFinder {
         while let Some((weight, find)) = self.queue.next() {
             match find {
                 FinderRequest::Lookup(lookup) => self.begin(weight, lookup),
-                FinderRequest::Settled(lane) => self.resume_queue(lane),
+                FinderRequest::Settled(queue) => self.resume_queue(queue),
             }
         }
         for (weight, lookup) in std::mem::take(&mut self.parked).into_values().flatten() {
@@ -189,10 +189,10 @@ impl IdFinder {
 
     fn begin(&mut self, weight: QueueWeight, lookup: EmbeddedIdLookup) {
         if !self.parked.is_empty()
-            && let Some(lane) = self.parked.get_mut(&lookup.queue_key())
+            && let Some(queue) = self.parked.get_mut(&lookup.queue_key())
         {
-            if lane.len() < self.parked_max {
-                lane.push_back((weight, lookup));
+            if queue.len() < self.parked_max {
+                queue.push_back((weight, lookup));
             } else {
                 self.answer(weight, lookup.callback, Err(StoreError::Busy));
             }
@@ -201,12 +201,12 @@ impl IdFinder {
         }
     }
 
-    fn resume_queue(&mut self, lane: EmbeddedLookupKey) {
-        let Some(mut lookups) = self.parked.remove(&lane) else { return };
+    fn resume_queue(&mut self, queue: EmbeddedLookupKey) {
+        let Some(mut lookups) = self.parked.remove(&queue) else { return };
         while let Some((weight, lookup)) = lookups.pop_front() {
             if let Some(lookup) = self.look_up(weight, lookup, PendingIdPolicy::Park) {
                 lookups.push_front((weight, lookup));
-                self.parked.insert(lane, lookups);
+                self.parked.insert(queue, lookups);
                 return;
             }
         }
@@ -253,13 +253,13 @@ impl IdFinder {
         }
         let mut key = Vec::new();
         keys::id_prefix(&lookup.scope, &mut key);
-        let (prefix, lane) = (key.len(), lookup.queue_key());
+        let (prefix, queue) = (key.len(), lookup.queue_key());
         let mut stamps = Vec::with_capacity(lookup.ids.len());
         for id in &lookup.ids {
             key.truncate(prefix);
             key.extend_from_slice(id.as_bytes());
             match patience {
-                PendingIdPolicy::Park if !self.pending.is_settled(&key, &lane) => return Ok(None),
+                PendingIdPolicy::Park if !self.pending.is_settled(&key, &queue) => return Ok(None),
                 PendingIdPolicy::Park => {}
                 PendingIdPolicy::Block => self.pending.wait_for(&key),
             }

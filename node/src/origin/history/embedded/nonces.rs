@@ -119,14 +119,14 @@ pub(super) fn page(
     let oldest_ms = now_ms.saturating_sub(memory_ms);
     let (from, first) = after
         .and_then(|after| after.split_first_chunk())
-        .map_or((None, None), |(place, key)| (Some(*place), Some(key)));
+        .map_or((None, None), |(order_key, key)| (Some(*order_key), Some(key)));
     let mut page = NoncePage::default();
     for (partition, keyspace) in partitions.overlapping(PartitionKind::Nonces, oldest_ms, u64::MAX) {
-        let place = partition.order_key();
-        if from.is_some_and(|from| place < from) {
+        let order_key = partition.order_key();
+        if from.is_some_and(|from| order_key < from) {
             continue;
         }
-        let begin = first.filter(|_| from == Some(place)).map_or(Bound::Unbounded, Bound::Excluded);
+        let begin = first.filter(|_| from == Some(order_key)).map_or(Bound::Unbounded, Bound::Excluded);
         for row in keyspace.range::<&[u8], _>((begin, Bound::Unbounded)) {
             let (key, value) = row.into_inner()?;
             let claimed_ms = claimed_ms(&value);
@@ -135,7 +135,7 @@ pub(super) fn page(
             };
             page.nonces.push(ClaimedNonce { nonce, age_ms: now_ms.saturating_sub(claimed_ms) });
             if page.nonces.len() >= PAGE_ROWS {
-                page.next = Some([place.as_slice(), &key].concat().into());
+                page.next = Some([order_key.as_slice(), &key].concat().into());
                 return Ok(page);
             }
         }

@@ -240,11 +240,11 @@ impl StoreWriter {
         let not_taken = |error: fjall::Error| status.write_error(&engine::reason(&error));
         let batch = OwnedWriteBatch::with_capacity(self.database.clone(), weight.items + 1);
         let mut batch = batch.durability(Some(PersistMode::SyncData));
-        if let (Some(run), Some((_, previous))) = (begins, &mut answers.previous_incarnations) {
+        if let (Some(begun), Some((_, previous))) = (begins, &mut answers.previous_incarnations) {
             // Before any row of this incarnation.
             let now_ms = self.clock.highest_ms();
             *previous =
-                incarnations::begin_incarnation(&self.state, &mut batch, run, now_ms, self.highest_ms)
+                incarnations::begin_incarnation(&self.state, &mut batch, begun, now_ms, self.highest_ms)
                     .map_err(not_taken)?;
         }
         self.add_rows(&mut batch, rows).map_err(not_taken)?;

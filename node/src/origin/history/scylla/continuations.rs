@@ -52,16 +52,16 @@ impl Continuations {
 
     /// Returns whether one partition probably holds the whole page again. This is only a guess.
     pub(super) fn was_single_partition(&self, query: &HistoryQuery, day: i32) -> bool {
-        let (place, name) = self.slot(query, day);
-        place.load(Ordering::Relaxed) == name
+        let (slot, name) = self.slot(query, day);
+        slot.load(Ordering::Relaxed) == name
     }
 
     pub(super) fn record(&self, query: &HistoryQuery, day: i32, is_alone: bool) {
-        let (place, name) = self.slot(query, day);
+        let (slot, name) = self.slot(query, day);
         if is_alone {
-            place.store(name, Ordering::Relaxed);
-        } else if place.load(Ordering::Relaxed) == name {
-            place.store(0, Ordering::Relaxed);
+            slot.store(name, Ordering::Relaxed);
+        } else if slot.load(Ordering::Relaxed) == name {
+            slot.store(0, Ordering::Relaxed);
         }
     }
 

@@ -44,9 +44,10 @@ impl CopyWriter {
 
     /// Reads the id of the messages table, which differs from that of an earlier table of the same name.
     pub(in super::super) async fn table(&self) -> Result<String, StoreError> {
-        let asked = "SELECT id FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'history'";
+        let statement =
+            "SELECT id FROM system_schema.tables WHERE keyspace_name = ? AND table_name = 'history'";
         let database = self.shared.database();
-        let found = database.session.query_unpaged(asked, (&*self.shared.connection.keyspace,)).await;
+        let found = database.session.query_unpaged(statement, (&*self.shared.connection.keyspace,)).await;
         let rows = found.map_err(failed)?.into_rows_result().map_err(failed)?;
         let row: Row = rows.first_row().map_err(failed)?;
         match row.columns.first() {
@@ -86,12 +87,12 @@ impl CopyWriter {
     pub(in super::super) async fn finish(
         self,
         highest_ms: u64,
-        runs: Option<Vec<u8>>,
+        incarnations: Option<Vec<u8>>,
     ) -> Result<(), StoreError> {
         self.shared.wrote_up_to(highest_ms);
         node::save_highest(&self.shared).await?;
-        match runs {
-            Some(runs) => node::import_incarnations(&self.shared, runs).await,
+        match incarnations {
+            Some(incarnations) => node::import_incarnations(&self.shared, incarnations).await,
             None => Ok(()),
         }
     }

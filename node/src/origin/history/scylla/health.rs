@@ -130,8 +130,8 @@ pub(super) async fn watch(shared: Weak<ScyllaShared>) {
 }
 
 async fn probe(shared: &ScyllaShared, database: &PreparedSession) -> Result<(), StoreError> {
-    let asked = database.session.execute_unpaged(&database.statements.node, (&*shared.options.node_id,));
-    match tokio::time::timeout(ANSWER_WAIT, asked).await {
+    let request = database.session.execute_unpaged(&database.statements.node, (&*shared.options.node_id,));
+    match tokio::time::timeout(ANSWER_WAIT, request).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(failed(error)),
         Err(_) => Err(failed(format_args!("the database has not answered for {ANSWER_WAIT:?}"))),

@@ -64,23 +64,23 @@ pub(super) fn look_up(
     ids: Vec<Box<str>>,
     found: IdLookupCallback,
 ) {
-    let lane = ScyllaLookupKey { key: scope.key.clone(), client_id: scope.client_id.clone() };
+    let key = ScyllaLookupKey { key: scope.key.clone(), client_id: scope.client_id.clone() };
     let lookup = ScyllaIdLookup { scope, ids, callback: found, started: Instant::now() };
-    let mut lanes = shared.lookups.queues.lock();
-    let waiting = lanes.by_key.get(&lane).map_or(0, |waiting| waiting.lookups.len());
-    if lanes.count >= LOOKUPS_MAX || waiting >= QUEUE_MAX {
-        drop(lanes);
+    let mut queues = shared.lookups.queues.lock();
+    let waiting = queues.by_key.get(&key).map_or(0, |waiting| waiting.lookups.len());
+    if queues.count >= LOOKUPS_MAX || waiting >= QUEUE_MAX {
+        drop(queues);
         return (lookup.callback)(Err(StoreError::Busy));
     }
-    lanes.count += 1;
-    let is_new = !lanes.by_key.contains_key(&lane);
-    let waiting = lanes.by_key.entry(lane.clone()).or_default();
+    queues.count += 1;
+    let is_new = !queues.by_key.contains_key(&key);
+    let waiting = queues.by_key.entry(key.clone()).or_default();
     waiting.lookups.push_back(lookup);
     waiting.has_more.notify_one();
     let has_more = Arc::clone(&waiting.has_more);
-    drop(lanes);
+    drop(queues);
     if is_new {
-        shared.spawn("store ids", run(Arc::clone(shared), lane, has_more));
+        shared.spawn("store ids", run(Arc::clone(shared), key, has_more));
     }
 }
 
@@ -96,36 +96,36 @@ impl IdLookups {
     }
 
     /// Returns the next lookup of the queue, unless it must wait until another one of the same id is answered.
-    fn next(&self, lane: &ScyllaLookupKey, under_way: &HashSet<ScopedId>) -> Option<ScyllaIdLookup> {
-        let mut lanes = self.queues.lock();
-        let waiting = &mut lanes.by_key.get_mut(lane)?.lookups;
+    fn next(&self, key: &ScyllaLookupKey, under_way: &HashSet<ScopedId>) -> Option<ScyllaIdLookup> {
+        let mut queues = self.queues.lock();
+        let waiting = &mut queues.by_key.get_mut(key)?.lookups;
         let goes = !waiting.front()?.names().any(|name| under_way.contains(&name));
         if goes { waiting.pop_front() } else { None }
     }
 
     /// Removes the queue if no lookup waits in it; returns whether it did.
-    fn remove_if_empty(&self, lane: &ScyllaLookupKey) -> bool {
-        let mut lanes = self.queues.lock();
-        let ends = lanes.by_key.get(lane).is_none_or(|waiting| waiting.lookups.is_empty());
+    fn remove_if_empty(&self, key: &ScyllaLookupKey) -> bool {
+        let mut queues = self.queues.lock();
+        let ends = queues.by_key.get(key).is_none_or(|waiting| waiting.lookups.is_empty());
         if ends {
-            lanes.by_key.remove(lane);
+            queues.by_key.remove(key);
         }
         ends
     }
 }
 
 /// Runs a queue until no lookup waits. Several run concurrently and are answered in their order.
-async fn run(shared: Arc<ScyllaShared>, lane: ScyllaLookupKey, has_more: Arc<Notify>) {
+async fn run(shared: Arc<ScyllaShared>, key: ScyllaLookupKey, has_more: Arc<Notify>) {
     let mut under_way = FuturesOrdered::new();
     let mut names = HashSet::new();
     loop {
         while under_way.len().max(names.len()) < PARALLEL_MAX
-            && let Some(lookup) = shared.lookups.next(&lane, &names)
+            && let Some(lookup) = shared.lookups.next(&key, &names)
         {
             names.extend(lookup.names());
             under_way.push_back(ask(&shared, lookup));
         }
-        if under_way.is_empty() && shared.lookups.remove_if_empty(&lane) {
+        if under_way.is_empty() && shared.lookups.remove_if_empty(&key) {
             return;
         }
         tokio::select! {
@@ -152,7 +152,7 @@ async fn ask(
     let names: Vec<ScopedId> = lookup.names().collect();
     let ScyllaIdLookup { scope, ids, callback: found, started: begun } = lookup;
     let wait = shared.options.wait;
-    let asked = async {
+    let search = async {
         let (scope, ids) = (&scope, &ids);
         let each = stream::iter(0..ids.len()).map(|at| async move {
             // The semaphore is never closed.
@@ -161,12 +161,12 @@ async fn ask(
         });
         each.buffered(PARALLEL_MAX).try_collect().await
     };
-    let asked = AssertUnwindSafe(asked).catch_unwind();
-    let asked = asked.map(|asked| asked.unwrap_or_else(|_| Err(failed("the question for ids panicked"))));
+    let search = AssertUnwindSafe(search).catch_unwind();
+    let search = search.map(|result| result.unwrap_or_else(|_| Err(failed("the question for ids panicked"))));
     let unknown = || Err(failed(format_args!("the database did not answer for {wait:?}")));
     // Skips lookups that have already timed out, so that later ones need not wait for them once the database answers again.
     let answer = if begun.elapsed() < wait {
-        tokio::time::timeout_at(begun + wait, asked).await.unwrap_or_else(|_| {
+        tokio::time::timeout_at(begun + wait, search).await.unwrap_or_else(|_| {
             ScyllaIdClaims::keep_waiting(shared, &names);
             unknown()
         })

@@ -63,8 +63,8 @@ pub(super) async fn read(
     let mut rows: Vec<MetricRow> = Vec::new();
     // The clock of another node may be ahead.
     for day in day_of(from_ms)..=day_of(now_ms.saturating_add(DAY_MS)) {
-        let asked = (account.as_str(), day, number(from_ms));
-        let found = database.session.execute_iter(statement.clone(), asked).await.map_err(failed)?;
+        let values = (account.as_str(), day, number(from_ms));
+        let found = database.session.execute_iter(statement.clone(), values).await.map_err(failed)?;
         let mut found = found.rows_stream::<(i64, String, i64, String, i64, i64)>().map_err(failed)?;
         while let Some(row) = found.try_next().await.map_err(failed)? {
             let (minute_ms, node_id, incarnation, kind, counted, bytes) = row;

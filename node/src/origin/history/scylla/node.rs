@@ -15,8 +15,8 @@ const TIME_EVERY: Duration = Duration::from_secs(60);
 /// Reads the stored incarnations and the highest timestamp.
 pub(super) async fn read(shared: &ScyllaShared) -> Result<(Vec<u8>, u64), StoreError> {
     let database = shared.database();
-    let asked = (&*shared.options.node_id,);
-    let found = database.session.execute_unpaged(&database.statements.node, asked).await.map_err(failed)?;
+    let values = (&*shared.options.node_id,);
+    let found = database.session.execute_unpaged(&database.statements.node, values).await.map_err(failed)?;
     let rows = found.into_rows_result().map_err(failed)?;
     let row = rows.maybe_first_row::<(Option<Vec<u8>>, Option<i64>)>().map_err(failed)?;
     let (record, highest_ms) = row.unwrap_or_default();
@@ -41,14 +41,17 @@ pub(super) async fn begin_incarnation(
 }
 
 /// Imports the incarnations that another store has of this node, unless the node has already begun here.
-pub(super) async fn import_incarnations(shared: &ScyllaShared, runs: Vec<u8>) -> Result<(), StoreError> {
+pub(super) async fn import_incarnations(
+    shared: &ScyllaShared,
+    incarnations: Vec<u8>,
+) -> Result<(), StoreError> {
     let _one_at_a_time = shared.node_row_lock.lock().await;
     let (stored, _) = read(shared).await?;
     if !stored.is_empty() {
         return Ok(());
     }
     let database = shared.database();
-    let values = (&*shared.options.node_id, runs);
+    let values = (&*shared.options.node_id, incarnations);
     let written = database.session.execute_unpaged(&database.statements.set_runs, values).await;
     written.map(drop).map_err(failed)
 }
@@ -67,7 +70,7 @@ pub(super) async fn save_highest(shared: &ScyllaShared) -> Result<(), StoreError
 
 /// Saves the highest timestamp periodically, until the store is dropped.
 pub(super) async fn save_periodically(shared: Weak<ScyllaShared>) {
-    let (mut saved_ms, mut asked) = (0, Instant::now());
+    let (mut saved_ms, mut last_read) = (0, Instant::now());
     loop {
         tokio::time::sleep(SAVE_EVERY).await;
         let Some(shared) = shared.upgrade() else { return };
@@ -76,8 +79,8 @@ pub(super) async fn save_periodically(shared: Weak<ScyllaShared>) {
         if highest_ms > saved_ms && save_highest(&shared).await.is_ok() {
             saved_ms = highest_ms;
         }
-        if asked.elapsed() >= TIME_EVERY && shared.time.ask(&shared.database()).await.is_ok() {
-            asked = Instant::now();
+        if last_read.elapsed() >= TIME_EVERY && shared.time.ask(&shared.database()).await.is_ok() {
+            last_read = Instant::now();
         }
         let _one_at_a_time = shared.node_row_lock.lock().await;
         policies::renew_announcement(&shared).await;

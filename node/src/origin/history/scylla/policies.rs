@@ -144,14 +144,14 @@ async fn rows(shared: &ScyllaShared) -> Result<Vec<PolicyRow>, StoreError> {
 
 async fn write(
     shared: &ScyllaShared,
-    (run, policies): (u64, u64),
+    (incarnation, policies): (u64, u64),
     beyond: Duration,
 ) -> Result<(), StoreError> {
     let beyond_ms = u64::try_from(beyond.as_millis()).unwrap_or(u64::MAX);
     let ttl = ttl_s(shared.options.resume_kept_ms.saturating_add(beyond_ms), 0).unwrap_or(i32::MAX);
     let (is_over, at) = (beyond == ENDED_LIFETIME, shared.next_change(shared.clock.highest_ms()));
     let database = shared.database();
-    let values = (&*shared.options.node_id, ordered(run), ordered(policies), is_over, ttl, at);
+    let values = (&*shared.options.node_id, ordered(incarnation), ordered(policies), is_over, ttl, at);
     let written = database.session.execute_unpaged(&database.statements.insert_policies, values).await;
     written.map(drop).map_err(failed)
 }

@@ -68,8 +68,8 @@ async fn all(shared: &ScyllaShared) -> Result<Vec<StoredQueues>, StoreError> {
 
 async fn one(shared: &ScyllaShared, account: AccountId) -> Result<Option<StoredQueues>, StoreError> {
     let database = shared.database();
-    let asked = database.session.execute_unpaged(&database.statements.queues_of, (account.as_str(),)).await;
-    let rows = asked.map_err(failed)?.into_rows_result().map_err(failed)?;
+    let answer = database.session.execute_unpaged(&database.statements.queues_of, (account.as_str(),)).await;
+    let rows = answer.map_err(failed)?.into_rows_result().map_err(failed)?;
     let row = rows.maybe_first_row::<(i64, String)>().map_err(failed)?;
     Ok(row.map(|(revision, definitions)| StoredQueues {
         account,

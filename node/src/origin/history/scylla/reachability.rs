@@ -45,7 +45,7 @@ impl NodeReachability {
         names: &mut DnsCache,
     ) -> Self {
         let mut reachability = Self::default();
-        let mut asked = FuturesUnordered::new();
+        let mut requests = FuturesUnordered::new();
         let mut end = Instant::now() + ANSWER_WAIT;
         points.iter().for_each(|point| names.look_up(point));
         nodes.extend(points.iter().flat_map(|point| names.addresses(point)));
@@ -53,14 +53,14 @@ impl NodeReachability {
         loop {
             for node in nodes.drain().filter(|node| !reachability.answer.contains(node)) {
                 if reachability.silent.insert(node) {
-                    asked.push(async move { answers(node).await.is_ok().then_some(node) });
+                    requests.push(async move { answers(node).await.is_ok().then_some(node) });
                 }
             }
-            if points.is_empty() && asked.is_empty() {
+            if points.is_empty() && requests.is_empty() {
                 return reachability;
             }
             tokio::select! {
-                Some(answered) = asked.next() => if let Some(node) = answered {
+                Some(answered) = requests.next() => if let Some(node) = answered {
                     reachability.silent.remove(&node);
                     reachability.answer.insert(node);
                     end = end.min(Instant::now() + OTHERS_WAIT);
@@ -144,23 +144,24 @@ mod tests {
     #[tokio::test]
     async fn database_node_that_accepts_but_says_nothing_is_silent() {
         let listen = async || TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let (one, silent, gone) = (listen().await, listen().await, listen().await);
-        let [answers, silent_node, is_gone] =
-            [&one, &silent, &gone].map(|listener| listener.local_addr().expect("it listens"));
-        drop(gone);
+        let (one, silent, closed) = (listen().await, listen().await, listen().await);
+        let [answers, silent_node, closed_node] =
+            [&one, &silent, &closed].map(|listener| listener.local_addr().expect("it listens"));
+        drop(closed);
         let answering = async {
             let (mut stream, _) = one.accept().await.expect("it is asked");
-            let mut asked = [0; OPTIONS.len()];
-            stream.read_exact(&mut asked).await.expect("it is asked");
-            assert_eq!(asked, OPTIONS);
+            let mut request = [0; OPTIONS.len()];
+            stream.read_exact(&mut request).await.expect("it is asked");
+            assert_eq!(request, OPTIONS);
             stream.write_all(&[0x84, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0]).await.expect("it answers");
         };
         // The name is resolved while the check runs.
         let (mut names, point) = (DnsCache::new(), format!("localhost:{}", answers.port()));
-        let asked = NodeReachability::ask([silent_node, is_gone].into(), [point].into(), &mut names);
-        let (mut reachability, ()) = tokio::join!(asked, answering);
+        let probing = NodeReachability::ask([silent_node, closed_node].into(), [point].into(), &mut names);
+        let (mut reachability, ()) = tokio::join!(probing, answering);
         reachability.silent.retain(SocketAddr::is_ipv4);
-        let expected = NodeReachability { answer: [answers].into(), silent: [silent_node, is_gone].into() };
+        let expected =
+            NodeReachability { answer: [answers].into(), silent: [silent_node, closed_node].into() };
         assert_eq!(reachability, expected);
     }
 

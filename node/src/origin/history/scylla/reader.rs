@@ -33,7 +33,7 @@ pub(super) async fn page(shared: &ScyllaShared, query: &HistoryQuery) -> Result<
     let (mut sources, mut unopened) = begin(shared, &database, &mut index, range).await?;
     loop {
         let best = best(&sources, query.direction);
-        let next = best.and_then(|place| sources[place].head());
+        let next = best.and_then(|source_index| sources[source_index].head());
         // An unopened partition may hold a row before the best one so far.
         if let Some(bucket) = unopened.last()
             && next.is_none_or(|next| may_precede(*bucket, next, query.direction))
@@ -51,8 +51,8 @@ pub(super) async fn page(shared: &ScyllaShared, query: &HistoryQuery) -> Result<
             sort(&mut unopened, query.direction);
             continue;
         }
-        let Some(place) = best else { return Ok(filling.page) };
-        let source = &mut sources[place];
+        let Some(source_index) = best else { return Ok(filling.page) };
+        let source = &mut sources[source_index];
         let Some(row) = source.rows.pop() else { return Ok(filling.page) };
         // The row that does not fit is most often the last one that was fetched.
         if !filling.push(row) {
@@ -62,7 +62,7 @@ pub(super) async fn page(shared: &ScyllaShared, query: &HistoryQuery) -> Result<
             source.fetch(&database, query, filling.rows_needed()).await?;
         }
         if source.rows.is_empty() {
-            sources.swap_remove(place);
+            sources.swap_remove(source_index);
         }
     }
 }
@@ -127,12 +127,13 @@ fn may_precede(bucket: HistoryBucket, next: HistoryPosition, direction: Directio
 
 /// Index of the source that has the next row.
 fn best(sources: &[BucketReader], direction: Direction) -> Option<usize> {
-    let heads = sources.iter().enumerate().filter_map(|(place, source)| Some((source.head()?, place)));
+    let heads =
+        sources.iter().enumerate().filter_map(|(source_index, source)| Some((source.head()?, source_index)));
     let best = match direction {
         Direction::Backwards => heads.max(),
         Direction::Forwards => heads.min(),
     };
-    best.map(|(_, place)| place)
+    best.map(|(_, source_index)| source_index)
 }
 
 /// Range of a query's rows, with both ends but without the cursor.

@@ -41,8 +41,8 @@ impl HistoryReads {
     /// Number of running reads, and of callers that wait behind an equal read.
     #[cfg(test)]
     pub(super) fn under_way(&self) -> (usize, usize) {
-        let asked = self.pending.lock();
-        (asked.next.len(), asked.next.values().map(Vec::len).sum())
+        let pending = self.pending.lock();
+        (pending.next.len(), pending.next.values().map(Vec::len).sum())
     }
 }
 
@@ -51,16 +51,16 @@ pub(super) fn ask(
     query: HistoryQuery,
 ) -> BoxFuture<'static, Result<HistoryPage, StoreError>> {
     let (answer, answered) = oneshot::channel();
-    let mut asked = shared.reads.pending.lock();
-    if asked.waiting >= WAITING_MAX {
+    let mut pending = shared.reads.pending.lock();
+    if pending.waiting >= WAITING_MAX {
         return Box::pin(std::future::ready(Err(StoreError::Busy)));
     }
-    asked.waiting += 1;
-    if let Some(next) = asked.next.get_mut(&query) {
+    pending.waiting += 1;
+    if let Some(next) = pending.next.get_mut(&query) {
         next.push(answer);
     } else {
-        asked.next.insert(query.clone(), Vec::new());
-        drop(asked);
+        pending.next.insert(query.clone(), Vec::new());
+        drop(pending);
         shared.spawn("store read", run(Arc::clone(shared), query, vec![answer]));
     }
     Box::pin(async { answered.await.unwrap_or(Err(StoreError::ShutDown)) })
@@ -86,11 +86,11 @@ async fn run(shared: Arc<ScyllaShared>, query: HistoryQuery, mut answers: Vec<Pa
             }
         };
         let next = {
-            let mut asked = shared.reads.pending.lock();
-            asked.waiting -= answers.len();
-            match asked.next.get_mut(&query) {
+            let mut pending = shared.reads.pending.lock();
+            pending.waiting -= answers.len();
+            match pending.next.get_mut(&query) {
                 Some(next) if !next.is_empty() => std::mem::take(next),
-                _ => asked.next.remove(&query).unwrap_or_default(),
+                _ => pending.next.remove(&query).unwrap_or_default(),
             }
         };
         for answer in answers {

@@ -228,9 +228,9 @@ async fn adopt_claimed_row(
     placed: &mut Vec<BucketedRow>,
 ) -> Result<(), StoreError> {
     let (true, [row], [own]) = (content.is_shared, &content.rows[..], &placed[..]) else { return Ok(()) };
-    let place = event_claims::claim(shared, key, &row.id, (row.position, own.bucket)).await?;
-    let Some((position, bucket)) = place.filter(|place| *place != (row.position, own.bucket)) else {
-        if place.is_none() {
+    let claimed = event_claims::claim(shared, key, &row.id, (row.position, own.bucket)).await?;
+    let Some((position, bucket)) = claimed.filter(|claimed| *claimed != (row.position, own.bucket)) else {
+        if claimed.is_none() {
             placed.clear();
         }
         return Ok(());

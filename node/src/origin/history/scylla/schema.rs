@@ -224,10 +224,10 @@ async fn version(session: &Session, keyspace: &str) -> Result<Option<usize>, Sch
     if !found.into_rows_result().is_ok_and(|rows| rows.rows_num() > 0) {
         return Ok(None);
     }
-    let asked = format!("SELECT version FROM {keyspace}.schema_version WHERE part = 'all'");
+    let statement = format!("SELECT version FROM {keyspace}.schema_version WHERE part = 'all'");
     let mut attempt = 1;
     let found = loop {
-        match session.query_unpaged(&*asked, ()).await {
+        match session.query_unpaged(&*statement, ()).await {
             Ok(found) => break found,
             // The table is listed a moment before it can be queried; Cassandra may then know it before it can store its rows.
             Err(ExecutionError::LastAttemptError(RequestAttemptError::DbError(DbError::Invalid, _))) => {
@@ -270,9 +270,9 @@ async fn shorten_gc(
     table: &str,
 ) -> Result<(), SchemaError> {
     let keyspace = &*connection.keyspace;
-    let asked =
+    let statement =
         "SELECT gc_grace_seconds FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
-    let found = session.query_unpaged(asked, (keyspace, table)).await;
+    let found = session.query_unpaged(statement, (keyspace, table)).await;
     let found = found.map_err(|error| SchemaError::of(keyspace, error))?.into_rows_result();
     let gc_s = found.ok().and_then(|rows| rows.maybe_first_row::<(i32,)>().ok().flatten());
     if gc_s == Some((SHORT_GC_S,)) {
@@ -311,11 +311,11 @@ async fn make_keyspace(session: &Session, connection: &ScyllaConnection) -> Resu
     let local = connection.datacenter.clone().or_else(first);
     let of_local = nodes.iter().filter(|node| node.datacenter == local).count();
     let copies = connection.replication.unwrap_or(of_local.clamp(1, COPIES_MAX));
-    let place = local.unwrap_or_else(|| "replication_factor".to_owned());
+    let option = local.unwrap_or_else(|| "replication_factor".to_owned());
     tracing::info!(keyspace, copies, nodes = nodes.len(), "creating the keyspace");
     let made = format!(
         "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = \
-         {{'class': 'NetworkTopologyStrategy', '{place}': {copies}}}"
+         {{'class': 'NetworkTopologyStrategy', '{option}': {copies}}}"
     );
     // Older ScyllaDB versions do not support conditional writes, which ids and nonces need, on tablets. Cassandra does not know the
     // option.

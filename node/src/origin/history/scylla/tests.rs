@@ -84,7 +84,7 @@ impl Drop for KeyspaceFixture {
 }
 
 contract_tests!(match KeyspaceFixture::new() {
-    Some(place) => place,
+    Some(fixture) => fixture,
     None => return,
 });
 
@@ -124,20 +124,20 @@ fn change_statements(store: &ScyllaStore, change: impl FnOnce(&mut Statements)) 
 
 #[test]
 fn a_data_centre_that_the_database_does_not_have_is_named() {
-    let Some(mut place) = KeyspaceFixture::new() else { return };
-    place.connection.datacenter = Some("north".to_owned());
-    let opened = runtime().block_on(apply_schema(&place.connection));
+    let Some(mut fixture) = KeyspaceFixture::new() else { return };
+    fixture.connection.datacenter = Some("north".to_owned());
+    let opened = runtime().block_on(apply_schema(&fixture.connection));
     let said = "the database has no data centre north (--scylla-datacenter), but datacenter1";
     assert_eq!(opened.expect_err("there is none").to_string(), said);
-    place.connection.datacenter = Some("datacenter1".to_owned());
-    place.open_with(KeyspaceFixture::options(), &Clock::system());
+    fixture.connection.datacenter = Some("datacenter1".to_owned());
+    fixture.open_with(KeyspaceFixture::options(), &Clock::system());
 }
 
 #[test]
 fn a_row_that_follows_does_not_tell_the_index_again() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     let midnight_ms = clock.now_ms() / DAY_MS * DAY_MS;
     append(&store, &key, midnight_ms, 1);
@@ -151,9 +151,9 @@ fn a_row_that_follows_does_not_tell_the_index_again() {
 
 #[test]
 fn rows_of_several_partitions_are_several_writes() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
+    let store = fixture.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
     let (key, midnight_ms) = (channel("acme", "a"), clock.now_ms() / DAY_MS * DAY_MS);
     let mut parts = Vec::new();
     for (sequence, timestamp_ms) in (1..).zip(midnight_ms - 5..midnight_ms + 5) {
@@ -179,10 +179,10 @@ fn rows_of_several_partitions_are_several_writes() {
 
 #[test]
 fn a_page_is_the_same_over_partitions_of_every_width() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
     let options = ScyllaOptions { partition_rows: 4, ..KeyspaceFixture::options() };
-    let store = place.open_with(options, &clock);
+    let store = fixture.open_with(options, &clock);
     let key = channel("acme", "a");
     let midnight_ms = clock.now_ms() / DAY_MS * DAY_MS;
     // Around midnight, dense and sparse, so that partitions of all widths are written.
@@ -201,7 +201,7 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
         append(&store, &key, timestamp_ms, sequence);
     }
     // Another node that has written less uses wider partitions at the same time.
-    let other = place.open_with(KeyspaceFixture::options(), &clock);
+    let other = fixture.open_with(KeyspaceFixture::options(), &clock);
     append(&other, &key, timestamp_ms, sequence + 1);
     append(&store, &key, timestamp_ms + 1, sequence + 2);
     let all: Vec<u64> = (1..=sequence + 2).collect();
@@ -209,8 +209,8 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
         for limit in [1, 7, 1_000] {
             let (mut seen, mut cursor) = (Vec::new(), None);
             loop {
-                let asked = HistoryQuery { limit, cursor, direction, ..query(&key) };
-                let page = wait(store.read(asked)).expect("read");
+                let request = HistoryQuery { limit, cursor, direction, ..query(&key) };
+                let page = wait(store.read(request)).expect("read");
                 seen.extend(sequences(&page));
                 cursor = page.next;
                 if cursor.is_none() {
@@ -223,7 +223,7 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
             assert_eq!(seen, all, "{direction:?}, {limit} at a time");
         }
     }
-    let partitions = partitions(&place, &store);
+    let partitions = partitions(&fixture, &store);
     let rows: usize = partitions.iter().map(|(_, rows)| rows).sum();
     assert_eq!(rows, all.len());
     for (bucket, rows) in partitions {
@@ -235,8 +235,8 @@ fn a_page_is_the_same_over_partitions_of_every_width() {
 }
 
 /// Partitions of messages, with the number of rows in each.
-fn partitions(place: &KeyspaceFixture, store: &ScyllaStore) -> Vec<(HistoryBucket, usize)> {
-    let keyspace = &place.connection.keyspace;
+fn partitions(fixture: &KeyspaceFixture, store: &ScyllaStore) -> Vec<(HistoryBucket, usize)> {
+    let keyspace = &fixture.connection.keyspace;
     let counted = format!(
         "SELECT kind, day, bucket, count(record) FROM {keyspace}.history GROUP BY account, channel, kind, day, bucket"
     );
@@ -251,9 +251,9 @@ fn partitions(place: &KeyspaceFixture, store: &ScyllaStore) -> Vec<(HistoryBucke
 
 #[test]
 fn history_read_sees_all_acked_rows_despite_shared_reads() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     let mut reads = Vec::new();
     for sequence in 1..=50 {
@@ -274,9 +274,9 @@ fn history_read_sees_all_acked_rows_despite_shared_reads() {
 
 #[test]
 fn identical_history_reads_share_one_read_after_the_current() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     (1..=3).for_each(|sequence| append(&store, &key, clock.now_ms(), sequence));
     let reads = &store.shared.reads;
@@ -315,14 +315,14 @@ fn append_leave(store: &ScyllaStore, event: &Arc<PresenceEvent>) {
 
 #[test]
 fn a_leave_that_several_nodes_make_is_one_row() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let nodes: Vec<_> = (0..3).map(|_| place.open_with(KeyspaceFixture::options(), &clock)).collect();
+    let nodes: Vec<_> = (0..3).map(|_| fixture.open_with(KeyspaceFixture::options(), &clock)).collect();
     let (key, now_ms) = (channel("acme", "a"), clock.now_ms());
     let rows = || {
         let counted = format!(
             "SELECT count(record) FROM {}.history WHERE kind = 1 ALLOW FILTERING",
-            place.connection.keyspace
+            fixture.connection.keyspace
         );
         let found = runtime().block_on(nodes[0].shared.database().session.query_unpaged(counted, ()));
         let found = found.expect("read").into_rows_result().expect("rows");
@@ -355,10 +355,10 @@ fn a_leave_that_several_nodes_make_is_one_row() {
 
 #[test]
 fn waiting_writes_and_lookups_bounded_and_callbacks_run_once() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
     let options = ScyllaOptions { write_queue_rows: 16, keeps_members: false, ..KeyspaceFixture::options() };
-    let store = place.open_with(options, &clock);
+    let store = fixture.open_with(options, &clock);
     let (key, now_ms) = (channel("acme", "a"), clock.now_ms());
     // All permits are taken, so no request reaches the database.
     let held = [&store.shared.writes.permits, &store.shared.ids.permits].map(|permits| {

@@ -26,8 +26,8 @@ impl DatabaseTime {
         let after_ms = since_boot_ms();
         let rows = found.into_rows_result().map_err(failed)?;
         let (now_ms,) = rows.first_row::<(i64,)>().map_err(failed)?;
-        let asked_ms = before_ms + (after_ms - before_ms) / 2;
-        self.offset_ms.store(now_ms.saturating_sub(number(asked_ms)), Ordering::Relaxed);
+        let requested_ms = before_ms + (after_ms - before_ms) / 2;
+        self.offset_ms.store(now_ms.saturating_sub(number(requested_ms)), Ordering::Relaxed);
         Ok(())
     }
 }

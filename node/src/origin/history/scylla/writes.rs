@@ -123,34 +123,34 @@ impl WriteQueues {
         let (rows, bytes) = (content.rows_count(), content.bytes);
         self.rows.fetch_add(rows, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let mut lanes = self.queues.lock();
+        let mut queues = self.queues.lock();
         let number = self.order.lock().open();
         let pending = PendingCallback { done, number, deadline: Instant::now() + wait, rows, bytes };
         let append = QueuedAppend { content, pending };
-        if let Some(lane) = lanes.get_mut(key) {
-            lane.push_back(append);
+        if let Some(queue) = queues.get_mut(key) {
+            queue.push_back(append);
             return false;
         }
-        lanes.insert(key.clone(), VecDeque::from([append]));
+        queues.insert(key.clone(), VecDeque::from([append]));
         true
     }
 
     /// Takes the waiting appends of one write. `None` removes the queue.
     fn next_group(&self, key: &ChannelKey) -> Option<(Vec<AppendContent>, VecDeque<PendingCallback>)> {
-        let mut lanes = self.queues.lock();
-        let lane = lanes.get_mut(key)?;
+        let mut queues = self.queues.lock();
+        let queue = queues.get_mut(key)?;
         let (mut contents, mut pending, mut bytes) = (Vec::new(), VecDeque::new(), 0);
-        while let Some(next) = lane.front() {
+        while let Some(next) = queue.front() {
             bytes += next.content.bytes;
             if !contents.is_empty() && (bytes > GROUP_BYTES_MAX || contents.len() == GROUP_MAX) {
                 break;
             }
-            let Some(next) = lane.pop_front() else { break };
+            let Some(next) = queue.pop_front() else { break };
             contents.push(next.content);
             pending.push_back(next.pending);
         }
         if contents.is_empty() {
-            lanes.remove(key);
+            queues.remove(key);
             return None;
         }
         Some((contents, pending))
@@ -166,10 +166,10 @@ impl WriteQueues {
     }
 
     fn take_expired(&self, key: &ChannelKey, now: Instant) -> VecDeque<QueuedAppend> {
-        let mut lanes = self.queues.lock();
-        let Some(lane) = lanes.get_mut(key) else { return VecDeque::new() };
-        let expired = lane.iter().take_while(|append| append.pending.deadline <= now).count();
-        lane.drain(..expired).collect()
+        let mut queues = self.queues.lock();
+        let Some(queue) = queues.get_mut(key) else { return VecDeque::new() };
+        let expired = queue.iter().take_while(|append| append.pending.deadline <= now).count();
+        queue.drain(..expired).collect()
     }
 
     /// Answers the append; returns its number, to be closed once its write has ended.

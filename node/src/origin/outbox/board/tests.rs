@@ -123,9 +123,9 @@ fn events_beyond_the_room_are_read_from_the_tables() {
 #[test]
 fn outbox_events_read_from_store_continue_with_arriving_events() {
     let (lineup, now) = (lineup(), Instant::now());
-    let read = |sequences: std::ops::Range<u64>, is_whole| {
+    let read = |sequences: std::ops::Range<u64>, is_complete| {
         let events = sequences.map(|sequence| (sequence, event(&lineup, "a"))).collect();
-        lineup.load_prefetched("a", PrefetchedEvents { events, is_complete: is_whole });
+        lineup.load_prefetched("a", PrefetchedEvents { events, is_complete });
     };
     lineup.add_channels(vec!["a".into()], true);
     assert_eq!(names(&lineup, now).len(), 1);

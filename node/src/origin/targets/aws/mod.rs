@@ -85,8 +85,8 @@ impl AwsClient {
             Ok(Err(reason)) => return DeliveryOutcome::retry(format!("cannot assume the role: {reason}")),
             Err(_) => return late(),
         };
-        let asked = self.caller.ask(&access.endpoint, &access.region, &keys, request, deadline).await;
-        match asked {
+        let reply = self.caller.ask(&access.endpoint, &access.region, &keys, request, deadline).await;
+        match reply {
             Ok(answer) => {
                 if answer.is_of_bad_keys() {
                     self.roles.forget(access, &keys);

@@ -227,10 +227,10 @@ async fn a_role_is_assumed_once_for_many_attempts() {
         assert!(request.header("authorization").contains("Credential=KEY0/"), "one call of STS");
         assert_eq!(request.header("x-amz-security-token"), "hush-token");
     }
-    let asked = sts.request();
-    assert!(asked.header("authorization").contains("Credential=AKID/"));
-    assert!(asked.header("authorization").contains("/eu-west-1/sts/aws4_request"));
-    let fields = form(&asked.body);
+    let assume_role = sts.request();
+    assert!(assume_role.header("authorization").contains("Credential=AKID/"));
+    assert!(assume_role.header("authorization").contains("/eu-west-1/sts/aws4_request"));
+    let fields = form(&assume_role.body);
     for (name, value) in [
         ("Action", "AssumeRole"),
         ("RoleArn", "arn:aws:iam::123456789012:role/events"),

@@ -19,7 +19,7 @@ pub(super) fn behind(timestamp_ms: u64) -> HistoryPosition {
 }
 
 /// Position of a client that gets exactly these rows, and then every message after the attach position.
-pub(super) fn before(stands: &Serial, rows: &[HistoryPosition]) -> Serial {
+pub(super) fn before(attach_position: &Serial, rows: &[HistoryPosition]) -> Serial {
     let mut first = Serial::default();
     // Rows are newest first, so this goes from the oldest to the newest.
     for row in rows.iter().rev().filter(|row| row.sequence > 0) {
@@ -27,8 +27,9 @@ pub(super) fn before(stands: &Serial, rows: &[HistoryPosition]) -> Serial {
             first.advance(row.incarnation, row.sequence - 1);
         }
     }
-    let others = stands.entries().iter().filter(|(run, _)| first.sequence_of(*run).is_none());
+    let others =
+        attach_position.entries().iter().filter(|(incarnation, _)| first.sequence_of(*incarnation).is_none());
     let others: Vec<(u64, u64)> = others.copied().collect();
-    others.into_iter().for_each(|(run, sequence)| first.advance(run, sequence));
+    others.into_iter().for_each(|(incarnation, sequence)| first.advance(incarnation, sequence));
     first
 }

@@ -96,11 +96,8 @@ async fn reads_waiting_for_other_nodes_do_not_delay_local_reads() {
     let shard = shards.handle(0);
     let reply = |ticket| BacklogResponder::new(Arc::clone(&shard), 0, 0, ticket);
     for ticket in 0..2 * UNDER_WAY_MAX as u64 {
-        let (position, stands) = (Serial::default(), Serial::default());
-        node.ask(
-            BacklogQuery::ClusterAfter { position, attach_position: stands, back_ms: None },
-            reply(ticket),
-        );
+        let (position, attach_position) = (Serial::default(), Serial::default());
+        node.ask(BacklogQuery::ClusterAfter { position, attach_position, back_ms: None }, reply(ticket));
     }
     let after = Stamp { incarnation: node.backlog.shared.hub.incarnation(), sequence: 0 };
     let last = 2 * UNDER_WAY_MAX as u64;

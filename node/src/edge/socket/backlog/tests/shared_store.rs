@@ -11,21 +11,22 @@ const DEAD: u64 = 23;
 
 fn serial(entries: &[(u64, u64)]) -> Serial {
     let mut serial = Serial::default();
-    entries.iter().for_each(|(run, sequence)| serial.advance(*run, *sequence));
+    entries.iter().for_each(|(incarnation, sequence)| serial.advance(*incarnation, *sequence));
     serial
 }
 
 /// Cursor of a client with this position, at this attach position of the channel.
-fn reading(bench: &BacklogFixture, has: &Serial, stands: &Serial) -> SharedStoreCursor {
+fn reading(bench: &BacklogFixture, has: &Serial, attach_position: &Serial) -> SharedStoreCursor {
     let living = [THERE, YONDER, bench.own()];
-    let living = living.map(|run| (run, stands.sequence_of(run).unwrap_or(0)));
+    let living =
+        living.map(|incarnation| (incarnation, attach_position.sequence_of(incarnation).unwrap_or(0)));
     let cursor = HistoryPosition { timestamp_ms: 0, sequence: 0, incarnation: 0 };
-    let (has, stands) = (has.clone(), stands.clone());
+    let (has, attach_position) = (has.clone(), attach_position.clone());
     let (living, undelivered) = (serial(&living), Vec::new());
     let (handed, awaited) = Default::default();
     SharedStoreCursor {
         position: has,
-        attach_position: stands,
+        attach_position,
         live_until: living,
         undelivered_incarnations: undelivered,
         delivered_until: handed,
@@ -38,8 +39,8 @@ fn reading(bench: &BacklogFixture, has: &Serial, stands: &Serial) -> SharedStore
 
 impl BacklogFixture {
     /// Stores a message of an incarnation with this age.
-    fn store(&self, run: u64, sequence: u64, age_ms: u64) {
-        let published = message(run, sequence, self.shared.clock.now_ms() - age_ms);
+    fn store(&self, incarnation: u64, sequence: u64, age_ms: u64) {
+        let published = message(incarnation, sequence, self.shared.clock.now_ms() - age_ms);
         self.shared.store.append(published, Some(72), Box::new(|_| {}));
     }
 
@@ -60,9 +61,14 @@ impl BacklogFixture {
         Some((numbers, reading.end()))
     }
 
-    async fn after(&self, has: &Serial, stands: &Serial, back_ms: u64) -> Option<(Vec<u64>, Serial)> {
+    async fn after(
+        &self,
+        has: &Serial,
+        attach_position: &Serial,
+        back_ms: u64,
+    ) -> Option<(Vec<u64>, Serial)> {
         self.shared.store.flush().await.expect("the store is well");
-        let found = self.rows().begin_after(reading(self, has, stands), Some(back_ms)).await;
+        let found = self.rows().begin_after(reading(self, has, attach_position), Some(back_ms)).await;
         self.drain(found).await
     }
 }
@@ -70,7 +76,7 @@ impl BacklogFixture {
 #[tokio::test]
 async fn each_incarnation_is_read_from_position_to_first_delivery() {
     let bench = BacklogFixture::new();
-    for (age_ms, run, sequence) in [
+    for (age_ms, incarnation, sequence) in [
         (90_000, THERE, 3),
         (80_000, DEAD, 70),
         (70_000, YONDER, 500),
@@ -81,9 +87,9 @@ async fn each_incarnation_is_read_from_position_to_first_delivery() {
         (20_000, DEAD, 75),
         (10_000, THERE, 902),
     ] {
-        bench.store(run, sequence, age_ms);
+        bench.store(incarnation, sequence, age_ms);
     }
-    let stands = serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4)]);
+    let attach_position = serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4)]);
     let end = |dead| serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4), (DEAD, dead)]);
     for (has, expected) in [
         ([(THERE, 3), (DEAD, 70), (YONDER, 500)], vec![900, 71, 901, 501, 75]),
@@ -91,11 +97,12 @@ async fn each_incarnation_is_read_from_position_to_first_delivery() {
         ([(THERE, 901), (DEAD, 75), (YONDER, 501)], vec![]),
         ([(THERE, 901), (DEAD, 71), (YONDER, 600)], vec![75]),
     ] {
-        let found = bench.after(&serial(&has), &stands, 240_000).await;
+        let found = bench.after(&serial(&has), &attach_position, 240_000).await;
         assert_eq!(found, Some((expected, end(75))), "{has:?}");
     }
     // The client had received a message of the node that is down and that was never stored.
-    let found = bench.after(&serial(&[(THERE, 901), (DEAD, 79), (YONDER, 501)]), &stands, 240_000).await;
+    let found =
+        bench.after(&serial(&[(THERE, 901), (DEAD, 79), (YONDER, 501)]), &attach_position, 240_000).await;
     assert_eq!(found, Some((vec![], end(79))));
     let known = bench.channel.position().serial();
     assert_eq!(known.sequence_of(DEAD), Some(75), "so it stands in positions from now on");
@@ -107,7 +114,7 @@ async fn a_position_that_may_be_too_old_is_not_followed() {
     for (age_ms, sequence) in [(400_000, 1), (300_000, 2), (200_000, 3), (100_000, 4)] {
         bench.store(THERE, sequence, age_ms);
     }
-    let stands = serial(&[(THERE, 4)]);
+    let attach_position = serial(&[(THERE, 4)]);
     for (sequence, back_ms, expected) in [
         (1, 240_000, None),
         (2, 240_000, Some(vec![3, 4])),
@@ -115,43 +122,47 @@ async fn a_position_that_may_be_too_old_is_not_followed() {
         (3, 120_000, Some(vec![4])),
         (4, 10_000, Some(vec![])),
     ] {
-        let found = bench.after(&serial(&[(THERE, sequence)]), &stands, back_ms).await;
+        let found = bench.after(&serial(&[(THERE, sequence)]), &attach_position, back_ms).await;
         assert_eq!(found.map(|found| found.0), expected, "{sequence} within {back_ms}");
     }
     assert_eq!(
-        bench.after(&serial(&[(YONDER, 9)]), &stands, 240_000).await,
+        bench.after(&serial(&[(YONDER, 9)]), &attach_position, 240_000).await,
         None,
         "of whom nothing is there"
     );
     let bench = BacklogFixture::new();
-    let found = bench.after(&serial(&[(YONDER, 9)]), &stands, 240_000).await;
+    let found = bench.after(&serial(&[(YONDER, 9)]), &attach_position, 240_000).await;
     assert_eq!(found, Some((vec![], serial(&[(THERE, 4), (YONDER, 9)]))), "nothing was ever stored");
 }
 
 #[tokio::test]
 async fn rows_of_retired_incarnation_are_given_if_surely_missed() {
     let bench = BacklogFixture::new();
-    let (has, stands) = (serial(&[(THERE, 5)]), serial(&[(THERE, 6)]));
+    let (has, attach_position) = (serial(&[(THERE, 5)]), serial(&[(THERE, 6)]));
     bench.store(THERE, 5, 100_000);
     bench.store(DEAD, 1, 90_000);
     bench.store(THERE, 6, 80_000);
-    let found = bench.after(&has, &stands, 240_000).await;
+    let found = bench.after(&has, &attach_position, 240_000).await;
     assert_eq!(found.map(|found| found.0), Some(vec![1, 6]), "behind what it has");
     bench.store(YONDER, 1, 110_000);
-    let found = bench.after(&has, &stands, 240_000).await;
+    let found = bench.after(&has, &attach_position, 240_000).await;
     assert_eq!(found.map(|found| found.0), Some(vec![1, 6]), "it lives and has said that it had nothing");
     bench.store(DEAD - 10, 1, 120_000);
-    assert_eq!(bench.after(&has, &stands, 240_000).await, None, "it may be from before the client came");
+    assert_eq!(
+        bench.after(&has, &attach_position, 240_000).await,
+        None,
+        "it may be from before the client came"
+    );
     // The incarnation had ended before this node began, and the position is from later.
     let has = serial(&[(THERE, 5), (bench.own(), 1)]);
     let mut bench = bench;
     bench.shared.ready_ms += 60_000;
-    assert_eq!(bench.after(&has, &stands, 240_000).await.map(|found| found.0), Some(vec![6]));
+    assert_eq!(bench.after(&has, &attach_position, 240_000).await.map(|found| found.0), Some(vec![6]));
 }
 
 #[tokio::test]
 async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
-    let (has, stands) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
+    let (has, attach_position) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
     for (rows, age_ms, expected) in [
         (40, 130_000, Some(vec![7])),
         (10 * 512, 130_000, Some(vec![7])),
@@ -165,7 +176,7 @@ async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
         (1..=rows).for_each(|sequence| bench.store(DEAD, sequence, age_ms - sequence / 2));
         bench.store(THERE, 6, 50_000);
         bench.store(THERE, 7, 40_000);
-        let found = bench.after(&has, &stands, 240_000).await;
+        let found = bench.after(&has, &attach_position, 240_000).await;
         assert_eq!(found.map(|found| found.0), expected, "{rows} rows, {age_ms} ms ago");
     }
 }
@@ -173,7 +184,7 @@ async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
 #[tokio::test]
 async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
     let bench = BacklogFixture::new();
-    for (age_ms, run, sequence) in [
+    for (age_ms, incarnation, sequence) in [
         (60_000, YONDER, 2),
         (50_000, THERE, 7),
         (50_000, DEAD, 70),
@@ -182,17 +193,18 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
         (20_000, THERE, 9),
         (10_000, YONDER, 3),
     ] {
-        bench.store(run, sequence, age_ms);
+        bench.store(incarnation, sequence, age_ms);
     }
     bench.shared.store.flush().await.expect("the store is well");
-    let stands = serial(&[(THERE, 8), (YONDER, 2)]);
+    let attach_position = serial(&[(THERE, 8), (YONDER, 2)]);
     for (count, expected, begin) in [
         (1, vec![71], [(THERE, 8), (YONDER, 2), (DEAD, 70)]),
         (3, vec![70, 8, 71], [(THERE, 7), (YONDER, 2), (DEAD, 69)]),
         (9, vec![2, 7, 70, 8, 71], [(THERE, 6), (YONDER, 1), (DEAD, 69)]),
     ] {
         let rewind = Rewind { count, since_ms: 0, is_cut: false };
-        let found = bench.rows().begin_rewind(reading(&bench, &Serial::default(), &stands), rewind).await;
+        let found =
+            bench.rows().begin_rewind(reading(&bench, &Serial::default(), &attach_position), rewind).await;
         let Some(BacklogResponse::SharedBegin { reading, .. }) = &found else {
             unreachable!("a reading was asked for")
         };
@@ -206,17 +218,17 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
 #[tokio::test]
 async fn rows_stored_late_by_down_incarnation_are_not_given_twice() {
     let bench = BacklogFixture::new();
-    for (age_ms, run, sequence) in
+    for (age_ms, incarnation, sequence) in
         [(60_000, THERE, 7), (50_000, DEAD, 70), (40_000, DEAD, 71), (30_000, THERE, 8), (20_000, DEAD, 72)]
     {
-        bench.store(run, sequence, age_ms);
+        bench.store(incarnation, sequence, age_ms);
     }
     bench.shared.store.flush().await.expect("the store is well");
-    let stands = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 69)]);
+    let attach_position = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 69)]);
     let held_for_dead = |has: &[(u64, u64)]| SharedStoreCursor {
         undelivered_incarnations: vec![THERE, YONDER, DEAD],
         delivered_until: serial(&[(DEAD, 71)]),
-        ..reading(&bench, &serial(has), &stands)
+        ..reading(&bench, &serial(has), &attach_position)
     };
     let end = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 71)]);
     let found = bench.rows().begin_after(held_for_dead(&[(THERE, 7), (DEAD, 69)]), Some(240_000)).await;
@@ -232,13 +244,14 @@ async fn rows_stored_late_by_down_incarnation_are_not_given_twice() {
 #[tokio::test]
 async fn unstored_message_of_down_incarnation_is_no_silent_gap() {
     let bench = BacklogFixture::new();
-    for (age_ms, run, sequence) in [(60_000, THERE, 7), (50_000, DEAD, 70), (30_000, THERE, 8)] {
-        bench.store(run, sequence, age_ms);
+    for (age_ms, incarnation, sequence) in [(60_000, THERE, 7), (50_000, DEAD, 70), (30_000, THERE, 8)] {
+        bench.store(incarnation, sequence, age_ms);
     }
     bench.shared.store.flush().await.expect("the store is well");
-    let (has, stands) = (serial(&[(THERE, 7), (DEAD, 69)]), serial(&[(THERE, 8), (DEAD, 71)]));
+    let (has, attach_position) = (serial(&[(THERE, 7), (DEAD, 69)]), serial(&[(THERE, 8), (DEAD, 71)]));
     let reads = async |awaited: &Serial| {
-        let reading = SharedStoreCursor { awaited: awaited.clone(), ..reading(&bench, &has, &stands) };
+        let reading =
+            SharedStoreCursor { awaited: awaited.clone(), ..reading(&bench, &has, &attach_position) };
         let found = bench.rows().begin_after(reading, Some(240_000)).await;
         Some(bench.drain(found).await?.0)
     };

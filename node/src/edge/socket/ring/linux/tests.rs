@@ -165,18 +165,18 @@ fn full_socket_takes_nothing_and_blocks_no_writer() {
 #[test]
 fn closed_socket_fails_its_own_write_alone() {
     let Some(mut ring) = ring() else { return };
-    let (mut gone, mut ended, mut other) = (SocketPair::new(), SocketPair::new(), SocketPair::new());
+    let (mut closed, mut ended, mut other) = (SocketPair::new(), SocketPair::new(), SocketPair::new());
     // Unread bytes, so that the close reaches the other side as a reset.
-    gone.socket.write_all(b"x").unwrap();
-    drop(std::mem::replace(&mut gone.client, SocketPair::new().client));
+    closed.socket.write_all(b"x").unwrap();
+    drop(std::mem::replace(&mut closed.client, SocketPair::new().client));
     ended.socket.shutdown(std::net::Shutdown::Write).unwrap();
-    for pair in [&mut gone, &mut ended, &mut other] {
+    for pair in [&mut closed, &mut ended, &mut other] {
         pair.push(2, 100);
     }
-    let written = write_all(&mut ring, &[&gone, &ended, &other]);
+    let written = write_all(&mut ring, &[&closed, &ended, &other]);
     assert_eq!(written[..2], [SocketWriteResult::NOTHING; 2]);
     let kinds = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
-    assert!(kinds.contains(&gone.flush(written[0]).unwrap_err().kind()));
+    assert!(kinds.contains(&closed.flush(written[0]).unwrap_err().kind()));
     assert!(kinds.contains(&ended.flush(written[1]).unwrap_err().kind()));
     assert_eq!(other.flush(written[2]).unwrap(), Flush::Drained);
     other.finish();

@@ -3,24 +3,24 @@
 use super::*;
 
 fn among_others() -> SessionRegistry {
-    let runs = |run| match run {
+    let status_of = |incarnation| match incarnation {
         OTHER => Some(IncarnationStatus::Alive),
         ENDED => Some(IncarnationStatus::Ended),
         _ => None,
     };
-    within(60_000).with_peer_incarnations(Box::new(runs))
+    within(60_000).with_peer_incarnations(Box::new(status_of))
 }
 
 fn ownership_of(incarnation: u64, epoch: u64) -> SessionOwnership {
-    let place = SessionLocation { incarnation, ..slot_of(1) };
-    SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch, location: place }
+    let location = SessionLocation { incarnation, ..slot_of(1) };
+    SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch, location }
 }
 
 #[test]
 fn session_of_another_node_is_taken_over_above_its_epoch() {
-    for (run, is_open) in [(OTHER, true), (ENDED, false)] {
+    for (incarnation, is_open) in [(OTHER, true), (ENDED, false)] {
         let identities = among_others();
-        let there = ownership_of(run, NOW_MS + 7);
+        let there = ownership_of(incarnation, NOW_MS + 7);
         let previous = identities.resumable(&there).expect("of a run that is known");
         assert_eq!(previous.is_open, is_open);
         let OpenedSession { ownership, previous, .. } = identities.open_session(Some(previous), slot_of(1));
@@ -214,9 +214,9 @@ fn session_owner_is_notified_that_there_was_no_socket() {
 #[test]
 fn session_closed_for_good_by_peer_is_closed_here_too() {
     let over = |of: &SessionOwnership| ClosedSession { connection_id: of.connection_id, owner: of.owner() };
-    for run in [OTHER, ENDED] {
+    for incarnation in [OTHER, ENDED] {
         let identities = among_others();
-        let there = ownership_of(run, 5);
+        let there = ownership_of(incarnation, 5);
         assert!(identities.resumable(&there).is_some());
         let previous = identities.resumable(&there);
         identities.record_peer_close(&over(&there));

@@ -19,8 +19,8 @@ fn wrong(now_ms: u64) -> [u64; 2] {
 
 fn rows(store: &EmbeddedStore, clock: &Clock) -> usize {
     let oldest_ms = clock.expiry_ms().saturating_sub(2 * HOUR_MS);
-    let asked = HistoryQuery { oldest_ms, ..query(&channel("acme", "a")) };
-    wait(store.read(asked)).expect("read").rows.len()
+    let request = HistoryQuery { oldest_ms, ..query(&channel("acme", "a")) };
+    wait(store.read(request)).expect("read").rows.len()
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn ids_of_peers_are_kept_for_idempotency_window_across_reopen() {
 #[test]
 fn incarnation_without_history_matches_none_and_is_incomplete() {
     let folder = folder();
-    let run = |history, incarnation| {
+    let begin = |history, incarnation| {
         let options = EmbeddedOptions { history, ..options() };
         let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
         let kept = HistoryCoverage {
@@ -62,9 +62,9 @@ fn incarnation_without_history_matches_none_and_is_incomplete() {
             outlasts_resume_window: false,
         };
         let previous = wait(store.begin_incarnation(incarnation, kept)).expect("begun");
-        previous.iter().map(|run| (run.coverage.policies, run.coverage.is_complete)).collect::<Vec<_>>()
+        previous.iter().map(|one| (one.coverage.policies, one.coverage.is_complete)).collect::<Vec<_>>()
     };
-    run(true, 1);
-    assert_eq!(run(false, 2), [(7, true)]);
-    assert_eq!(run(true, 3), [(HistoryCoverage::UNMATCHED_POLICIES, false), (7, true)]);
+    begin(true, 1);
+    assert_eq!(begin(false, 2), [(7, true)]);
+    assert_eq!(begin(true, 3), [(HistoryCoverage::UNMATCHED_POLICIES, false), (7, true)]);
 }

@@ -13,11 +13,11 @@ const ROWS: u64 = 1_000;
 /// The driver runs on the same thread, so a read that blocked it would never get an answer.
 #[test]
 fn reads_leave_the_thread_that_they_are_on_to_others() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let alone = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let clock = Clock::system();
     let store = alone.block_on(ScyllaStore::open(
-        place.connection.clone(),
+        fixture.connection.clone(),
         KeyspaceFixture::options(),
         clock.clone(),
     ));

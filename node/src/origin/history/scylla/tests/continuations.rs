@@ -38,25 +38,25 @@ fn listen(store: &ScyllaStore) -> Arc<HistoryCollector> {
 
 #[test]
 fn the_newest_rows_are_read_with_one_request() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (noon_ms, clock) = noon();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     append(&store, &key, noon_ms - DAY_MS, 0);
     (1..=10).for_each(|sequence| append(&store, &key, noon_ms + sequence, sequence));
     read_repeatedly(&store, &key);
-    let asked = listen(&store);
+    let requests = listen(&store);
     assert_eq!(newest(&store, &key), [10, 9, 8, 7, 6]);
-    assert_eq!(asked.clone_structured_history().requests.len(), 1);
+    assert_eq!(requests.clone_structured_history().requests.len(), 1);
     // A read of the index would find nothing of this day.
     let today = noon_ms / DAY_MS;
-    let keyspace = &place.connection.keyspace;
+    let keyspace = &fixture.connection.keyspace;
     let names = "account = 'acme' AND channel = 'a' AND kind = 0";
     execute(&store, format!("DELETE FROM {keyspace}.days WHERE {names} AND day = {today}"));
     let (mut seen, mut cursor) = (Vec::new(), None);
     loop {
-        let asked = HistoryQuery { limit: 5, cursor, ..query(&key) };
-        let page = wait(store.read(asked)).expect("read");
+        let request = HistoryQuery { limit: 5, cursor, ..query(&key) };
+        let page = wait(store.read(request)).expect("read");
         seen.extend(sequences(&page));
         cursor = page.next;
         if cursor.is_none() {
@@ -69,25 +69,25 @@ fn the_newest_rows_are_read_with_one_request() {
 #[test]
 fn days_without_a_row_are_not_asked_for() {
     const DAYS: u64 = 9;
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (noon_ms, clock) = noon();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     append(&store, &key, noon_ms - DAYS * DAY_MS, 1);
     append(&store, &key, noon_ms, 2);
-    let asked = listen(&store);
+    let log = listen(&store);
     assert_eq!(newest(&store, &key), [2, 1]);
     // Requests: the partition of the day, the index, and the partition that the index lists.
-    let requests = asked.clone_structured_history().requests.len();
+    let requests = log.clone_structured_history().requests.len();
     assert!(requests <= 4, "{requests} requests for two rows that are {DAYS} days apart");
 }
 
 #[test]
 fn newest_rows_found_in_any_partition_written_by_another_node() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (noon_ms, clock) = noon();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
-    let other = place.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
+    let other = fixture.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
     let [narrower, later] = ["narrower", "later"].map(|name| channel("acme", name));
     for key in [&narrower, &later] {
         (1..=10).for_each(|sequence| append(&store, key, noon_ms + sequence, sequence));
@@ -95,13 +95,14 @@ fn newest_rows_found_in_any_partition_written_by_another_node() {
     }
     (11..=14).for_each(|sequence| append(&other, &narrower, noon_ms + sequence, sequence));
     assert_eq!(newest(&store, &narrower), [14, 13, 12, 11, 10]);
-    let asked = format!(
+    let statement = format!(
         "SELECT writetime(is_continued) FROM {}.history WHERE account = 'acme' AND channel = 'narrower' \
          AND kind = 0 AND day = {} AND bucket = 0 LIMIT 1",
-        place.connection.keyspace,
+        fixture.connection.keyspace,
         noon_ms / DAY_MS
     );
-    let found = runtime().block_on(store.shared.database().session.query_unpaged(asked, ())).expect("asked");
+    let found =
+        runtime().block_on(store.shared.database().session.query_unpaged(statement, ())).expect("asked");
     let marked = found.into_rows_result().expect("rows").single_row::<(Option<i64>,)>().expect("a mark");
     let midnight_ms = noon_ms / DAY_MS * DAY_MS;
     assert_eq!(
@@ -117,10 +118,11 @@ fn newest_rows_found_in_any_partition_written_by_another_node() {
 /// Rows of an incarnation of the version before, which writes no marks.
 #[test]
 fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (noon_ms, clock) = noon();
-    let (key, keyspace) = (channel("acme", "a"), &place.connection.keyspace);
-    let earlier = place.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
+    let (key, keyspace) = (channel("acme", "a"), &fixture.connection.keyspace);
+    let earlier =
+        fixture.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
     assert_eq!(earlier.shared.continuations.from(), 0, "a keyspace that is new");
     let today = noon_ms / DAY_MS;
     let said = |is_over: bool| {
@@ -132,7 +134,8 @@ fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
     };
     execute(&earlier, format!("DELETE FROM {keyspace}.schema_version WHERE part = 'marked'"));
     said(false);
-    let store = place.open_with(ScyllaOptions { node_id: "n1".into(), ..KeyspaceFixture::options() }, &clock);
+    let store =
+        fixture.open_with(ScyllaOptions { node_id: "n1".into(), ..KeyspaceFixture::options() }, &clock);
     let kept =
         HistoryCoverage { policies: 7, has_changed: false, is_complete: true, outlasts_resume_window: false };
     wait(store.begin_incarnation(1, kept)).expect("begun");
@@ -150,5 +153,5 @@ fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
     let from = i32::try_from(today).expect("a day") + 2;
     assert_eq!(store.shared.continuations.from(), from, "it may have written before it ended");
     assert_eq!(newest(&store, &key), [14, 13, 12, 11, 10]);
-    assert_eq!(place.open_with(KeyspaceFixture::options(), &clock).shared.continuations.from(), from);
+    assert_eq!(fixture.open_with(KeyspaceFixture::options(), &clock).shared.continuations.from(), from);
 }

@@ -107,24 +107,24 @@ fn all(
 }
 
 async fn count(database: &PreparedSession, keyspace: &str) -> i64 {
-    let asked = format!("SELECT count(record) FROM {keyspace}.history");
-    let counted = database.session.query_unpaged(asked, ()).await.expect("counted");
+    let statement = format!("SELECT count(record) FROM {keyspace}.history");
+    let counted = database.session.query_unpaged(statement, ()).await.expect("counted");
     counted.into_rows_result().expect("rows").first_row::<(i64,)>().expect("a count").0
 }
 
 #[test]
 fn repeated_copy_of_embedded_store_yields_same_rows() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     let now_ms = filled(data.path(), &clock);
     // Bounds so small that each channel has partitions of several widths.
     let options = ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() };
-    let target = place.open_with(options, &clock);
+    let target = fixture.open_with(options, &clock);
     let first = copied(data.path(), &target);
     assert_eq!(first.before, 0);
     let there = |target: &ScyllaStore| {
         let database = target.shared.database();
-        runtime().block_on(async { count(&database, &place.connection.keyspace).await })
+        runtime().block_on(async { count(&database, &fixture.connection.keyspace).await })
     };
     // 3 channels with 9 rows on 3 days, of which 3 have expired on 2 days; one with an id; two events.
     assert_eq!(there(&target), 3 * (9 + 2 * 6) + 1 + 2);
@@ -136,14 +136,14 @@ fn repeated_copy_of_embedded_store_yields_same_rows() {
 
     // State that a node finds when it starts on the copied store.
     target.shutdown();
-    let target = place.open_with(KeyspaceFixture::options(), &clock);
+    let target = fixture.open_with(KeyspaceFixture::options(), &clock);
     let previous = wait(target.begin_incarnation(
         8,
         HistoryCoverage { policies: 3, has_changed: false, is_complete: true, outlasts_resume_window: false },
     ))
     .expect("begun");
-    let [run] = previous[..] else { unreachable!("one run: {previous:?}") };
-    assert_eq!((run.incarnation, run.last_ms), (7, now_ms));
+    let [one] = previous[..] else { unreachable!("one run: {previous:?}") };
+    assert_eq!((one.incarnation, one.last_ms), (7, now_ms));
     assert_eq!(target.stored_members().expect("read").len(), 1);
     assert_eq!(find(&target, &channel("acme", "a"), "own"), Some(stamp(82)));
     assert_eq!(wait(target.claim_nonce(nonce("k1", now_ms, "0123456789abcdef"))), Ok(false));
@@ -166,14 +166,14 @@ fn save_checkpoint(data: &Path, mark: &CopyCheckpoint) {
 
 #[test]
 fn interrupted_copy_continues_with_same_rows_from_any_mark() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     filled(data.path(), &clock);
-    let target = place.open_with(ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() }, &clock);
+    let target = fixture.open_with(ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() }, &clock);
     copied(data.path(), &target);
     let there = || {
         let database = target.shared.database();
-        runtime().block_on(async { count(&database, &place.connection.keyspace).await })
+        runtime().block_on(async { count(&database, &fixture.connection.keyspace).await })
     };
     let expected = there();
     let mut marks = Vec::new();
@@ -195,10 +195,10 @@ fn interrupted_copy_continues_with_same_rows_from_any_mark() {
 
 #[test]
 fn a_source_that_has_changed_is_copied_from_its_beginning() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let (data, clock) = (tempfile::tempdir().expect("a folder"), Clock::system());
     filled(data.path(), &clock);
-    let target = place.open_with(KeyspaceFixture::options(), &clock);
+    let target = fixture.open_with(KeyspaceFixture::options(), &clock);
     copied(data.path(), &target);
     let store = open(data.path(), &clock);
     let key = channel("acme", "a");
@@ -231,10 +231,10 @@ fn copy_refuses_missing_store_and_store_in_use() {
 /// Retentions may differ between nodes for a moment, and rows of one day may be copied in any order.
 #[test]
 fn the_index_lasts_as_long_as_what_lasts_longest() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let store = place.open_with(KeyspaceFixture::options(), &clock);
-    let (key, keyspace) = (channel("acme", "a"), &place.connection.keyspace);
+    let store = fixture.open_with(KeyspaceFixture::options(), &clock);
+    let (key, keyspace) = (channel("acme", "a"), &fixture.connection.keyspace);
     let database = store.shared.database();
     let now_ms = clock.now_ms();
     let (lasting, passing) =
@@ -245,8 +245,8 @@ fn the_index_lasts_as_long_as_what_lasts_longest() {
         rows::write_index(&store.shared, &database, &key, (kind, bucket), until_ms).await.expect("told");
     };
     let days = async || {
-        let asked = format!("SELECT day FROM {keyspace}.days");
-        let found = database.session.query_unpaged(asked, ()).await.expect("read");
+        let statement = format!("SELECT day FROM {keyspace}.days");
+        let found = database.session.query_unpaged(statement, ()).await.expect("read");
         let found = found.into_rows_result().expect("rows");
         let mut days: Vec<i32> =
             found.rows::<(i32,)>().expect("days").map(|day| day.expect("a day").0).collect();

@@ -21,9 +21,9 @@ fn publish_own(store: &ScyllaStore, key: &ChannelKey, sequence: u64) -> Result<(
 
 #[test]
 fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &clock));
+    let [one, other] = [(), ()].map(|()| fixture.open_with(KeyspaceFixture::options(), &clock));
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     assert_eq!(find(&other, &key, "own"), None, "the first has claimed it, and nothing came of it");
@@ -37,17 +37,17 @@ fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
     let late = channel("acme", "late");
     assert_eq!(find(&one, &late, "own"), None);
     publish_own(&one, &late, 7).expect("stored");
-    let keyspace = &place.connection.keyspace;
+    let keyspace = &fixture.connection.keyspace;
     let position = wait(one.read(query(&late))).expect("read").rows[0].position;
     let database = one.shared.database();
     remove(&one, &late, position);
-    let asked = look_up(&other, &late, "own");
-    assert!(asked.recv_timeout(Duration::from_secs(2)).is_err(), "its owner may still acknowledge it");
+    let lookup = look_up(&other, &late, "own");
+    assert!(lookup.recv_timeout(Duration::from_secs(2)).is_err(), "its owner may still acknowledge it");
     clock.pass_to(position.timestamp_ms + 20_000 + 60_000);
-    let found = asked.recv_timeout(PATIENCE).expect("answered").expect("looked up");
+    let found = lookup.recv_timeout(PATIENCE).expect("answered").expect("looked up");
     assert_eq!(found, [None], "there is no row");
     let left = runtime().block_on(async {
-        let (scope, asked) = (
+        let (scope, statement) = (
             scope(&late),
             format!(
                 "SELECT sequence, bucket FROM {keyspace}.message_ids WHERE account = ? \
@@ -55,7 +55,7 @@ fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
             ),
         );
         let found =
-            database.session.query_unpaged(asked, given_ids::names(&scope, "own")).await.expect("asked");
+            database.session.query_unpaged(statement, given_ids::names(&scope, "own")).await.expect("asked");
         found.into_rows_result().expect("rows").single_row::<(Option<i64>, Option<i32>)>().expect("the claim")
     });
     assert_eq!(left, (Some(7), Some(-2)), "where that could not be closed it is closed the next time");
@@ -67,18 +67,18 @@ fn abandoned_id_is_claimed_by_other_node_and_late_row_ignored() {
 
 #[test]
 fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
-    let Some(place) = KeyspaceFixture::new() else { return };
-    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
+    let Some(fixture) = KeyspaceFixture::new() else { return };
+    let store = fixture.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
-    let (database, keyspace) = (store.shared.database(), &place.connection.keyspace);
+    let (database, keyspace) = (store.shared.database(), &fixture.connection.keyspace);
     let named = "account = ? AND channel = ? AND key_name = ? AND client_id = ? AND id = 'own'";
     let scope = scope(&key);
     let (account, channel, key_name, client_id, _) = given_ids::names(&scope, "own");
     let names = (account, channel, key_name, client_id);
     assert_eq!(find(&store, &key, "own"), None);
     let first: i64 = runtime().block_on(async {
-        let asked = format!("SELECT owner FROM {keyspace}.message_ids WHERE {named}");
-        let found = database.session.query_unpaged(asked, names).await.expect("asked");
+        let statement = format!("SELECT owner FROM {keyspace}.message_ids WHERE {named}");
+        let found = database.session.query_unpaged(statement, names).await.expect("asked");
         found.into_rows_result().expect("rows").single_row::<(i64,)>().expect("the claim").0
     });
     // The write got no answer, so the client retries.
@@ -92,10 +92,10 @@ fn a_stamp_that_was_given_up_does_not_count_when_it_comes_late() {
 
 #[test]
 fn each_id_of_publish_is_found_in_partition_of_its_row() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
     let options = || ScyllaOptions { partition_rows: 2, ..KeyspaceFixture::options() };
-    let [one, other] = [(), ()].map(|()| place.open_with(options(), &clock));
+    let [one, other] = [(), ()].map(|()| fixture.open_with(options(), &clock));
     let key = channel("acme", "a");
     let ids = ["first", "second", "third"];
     ids.iter().for_each(|id| assert_eq!(find(&one, &key, id), None));
@@ -150,9 +150,9 @@ fn find_at_last(store: &ScyllaStore, key: &ChannelKey) -> Option<Stamp> {
 
 #[test]
 fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let one = place.open_with(KeyspaceFixture::options(), &clock);
+    let one = fixture.open_with(KeyspaceFixture::options(), &clock);
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     publish_own(&one, &key, 1).expect("stored");
@@ -161,7 +161,7 @@ fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
     // Its clock is half a minute ahead, so by that clock the row could no longer be acknowledged.
     let ahead = Clock::manual(clock.now_ms() + 30_000);
     let waits = Duration::from_secs(4);
-    let other = place.open_with(ScyllaOptions { wait: waits, ..KeyspaceFixture::options() }, &ahead);
+    let other = fixture.open_with(ScyllaOptions { wait: waits, ..KeyspaceFixture::options() }, &ahead);
     let begun = std::time::Instant::now();
     assert_eq!(find_at_last(&other, &key), None, "there is no row");
     assert!(begun.elapsed() >= waits, "{:?}: its owner may still acknowledge it", begun.elapsed());
@@ -173,13 +173,13 @@ fn id_claim_waits_store_timeout_after_missed_row_despite_clocks() {
 /// Reports no message as delivered until it is released.
 #[derive(Default)]
 struct BlockedDeliveries {
-    asked: Mutex<Vec<Stamp>>,
+    waited_for: Mutex<Vec<Stamp>>,
     delivered: tokio::sync::Notify,
 }
 
 impl Deliveries for Arc<BlockedDeliveries> {
     fn wait_delivered(&self, _: ChannelKey, stamp: Stamp) -> BoxFuture<'static, ()> {
-        self.asked.lock().push(stamp);
+        self.waited_for.lock().push(stamp);
         let undelivered = Arc::clone(self);
         Box::pin(async move { undelivered.delivered.notified().await })
     }
@@ -187,27 +187,27 @@ impl Deliveries for Arc<BlockedDeliveries> {
 
 #[test]
 fn repeat_is_found_when_its_message_is_delivered() {
-    let Some(place) = KeyspaceFixture::new() else { return };
-    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &Clock::system()));
+    let Some(fixture) = KeyspaceFixture::new() else { return };
+    let [one, other] = [(), ()].map(|()| fixture.open_with(KeyspaceFixture::options(), &Clock::system()));
     let undelivered = Arc::new(BlockedDeliveries::default());
     other.set_deliveries(Arc::new(Arc::clone(&undelivered)));
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
     publish_own(&one, &key, 1).expect("stored");
-    let asked = look_up(&other, &key, "own");
+    let lookup = look_up(&other, &key, "own");
     let stamp = Stamp { incarnation: 0xfa_fa, sequence: 1 };
-    assert!(asked.recv_timeout(Duration::from_secs(2)).is_err(), "the nodes do not have it yet");
-    assert_eq!(*undelivered.asked.lock(), [stamp]);
+    assert!(lookup.recv_timeout(Duration::from_secs(2)).is_err(), "the nodes do not have it yet");
+    assert_eq!(*undelivered.waited_for.lock(), [stamp]);
     undelivered.delivered.notify_one();
-    assert_eq!(asked.recv_timeout(PATIENCE).expect("answered"), Ok(vec![Some(stamp)]));
+    assert_eq!(lookup.recv_timeout(PATIENCE).expect("answered"), Ok(vec![Some(stamp)]));
 }
 
 #[test]
 fn client_that_changes_nodes_waits_once_for_a_missing_row() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
     let wait = Duration::from_secs(4);
-    let open = || place.open_with(ScyllaOptions { wait, ..KeyspaceFixture::options() }, &clock);
+    let open = || fixture.open_with(ScyllaOptions { wait, ..KeyspaceFixture::options() }, &clock);
     let [one, other, third] = [open(), open(), open()];
     let key = channel("acme", "a");
     assert_eq!(find(&one, &key, "own"), None);
@@ -215,9 +215,9 @@ fn client_that_changes_nodes_waits_once_for_a_missing_row() {
     let position = super::wait(one.read(query(&key))).expect("read").rows[0].position;
     remove(&one, &key, position);
     let begun = std::time::Instant::now();
-    let mut asks = [&other, &third].into_iter().cycle();
+    let mut stores = [&other, &third].into_iter().cycle();
     let found =
-        asks.find_map(|store| look_up(store, &key, "own").recv_timeout(PATIENCE).expect("answered").ok());
+        stores.find_map(|store| look_up(store, &key, "own").recv_timeout(PATIENCE).expect("answered").ok());
     let took = begun.elapsed();
     assert_eq!(found, Some(vec![None]), "there is no row");
     assert!(took >= wait, "{took:?}: its owner may still acknowledge it");
@@ -298,11 +298,11 @@ impl HistoryListener for ResponseGate {
 
 #[test]
 fn node_stalled_after_missing_row_looks_up_row_again() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::manual(Clock::system().now_ms());
-    let one = place.open_with(KeyspaceFixture::options(), &clock);
+    let one = fixture.open_with(KeyspaceFixture::options(), &clock);
     let options = ScyllaOptions { wait: Duration::from_secs(6), ..KeyspaceFixture::options() };
-    let other = place.open_with(options, &clock);
+    let other = fixture.open_with(options, &clock);
     // The machine may stall too.
     let looked = ["a", "b", "c"].iter().any(|name| looks_again(&one, &other, &channel("acme", name)));
     assert!(looked, "the machine always stood still");
@@ -322,16 +322,16 @@ fn looks_again(one: &ScyllaStore, other: &ScyllaStore, key: &ChannelKey) -> bool
     let until =
         |seconds| std::thread::sleep(Duration::from_secs_f64(seconds).saturating_sub(begun.elapsed()));
     hold_up.hold();
-    let asked = look_up(other, key, "own");
+    let lookup = look_up(other, key, "own");
     until(4.0);
     let is_held = hold_up.holds_until(begun);
     hold_up.release();
     if !is_held {
         return false;
     }
-    assert!(asked.recv_timeout(PATIENCE).expect("answered").is_err(), "it may still come");
+    assert!(lookup.recv_timeout(PATIENCE).expect("answered").is_err(), "it may still come");
     // The row has been missing since the fourth second, so the lookup waits only until the tenth.
-    let asked = look_up(other, key, "own");
+    let lookup = look_up(other, key, "own");
     until(7.5);
     hold_up.hold();
     if !hold_up.holds_until(begun + Duration::from_secs(10)) {
@@ -341,7 +341,7 @@ fn looks_again(one: &ScyllaStore, other: &ScyllaStore, key: &ChannelKey) -> bool
     come(one, key, row.position);
     until(10.5);
     hold_up.release();
-    let found = asked.recv_timeout(PATIENCE).expect("answered");
+    let found = lookup.recv_timeout(PATIENCE).expect("answered");
     let found = found.map_or_else(|_| find_at_last(other, key), |found| found[0]);
     assert_eq!(found, Some(Stamp { incarnation: 0xfa_fa, sequence: 7 }));
     assert_eq!(sequences(&wait(one.read(query(key))).expect("read")), [7]);
@@ -350,12 +350,12 @@ fn looks_again(one: &ScyllaStore, other: &ScyllaStore, key: &ChannelKey) -> bool
 
 #[test]
 fn message_with_unknown_partition_is_absent_and_stored_on_retry() {
-    let Some(place) = KeyspaceFixture::new() else { return };
-    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
+    let Some(fixture) = KeyspaceFixture::new() else { return };
+    let store = fixture.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
     assert_eq!(find(&store, &key, "own"), None);
     let execute = |statement: &str| {
-        let statement = statement.replace("{}", &place.connection.keyspace);
+        let statement = statement.replace("{}", &fixture.connection.keyspace);
         runtime().block_on(store.shared.database().session.query_unpaged(statement, ())).expect("done");
     };
     execute("DROP TABLE {}.days");
@@ -372,9 +372,9 @@ fn message_with_unknown_partition_is_absent_and_stored_on_retry() {
 
 #[test]
 fn many_abandoned_ids_are_claimed_together_and_in_order() {
-    let Some(place) = KeyspaceFixture::new() else { return };
+    let Some(fixture) = KeyspaceFixture::new() else { return };
     let clock = Clock::system();
-    let [one, other] = [(), ()].map(|()| place.open_with(KeyspaceFixture::options(), &clock));
+    let [one, other] = [(), ()].map(|()| fixture.open_with(KeyspaceFixture::options(), &clock));
     let key = channel("acme", "a");
     let ids: Vec<_> = (0..256).map(|number| number.to_string()).collect();
     let claims: Vec<_> = ids.iter().map(|id| look_up(&one, &key, id)).collect();

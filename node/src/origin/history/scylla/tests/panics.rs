@@ -35,8 +35,8 @@ impl HistoryListener for PanickingListener {
 
 #[test]
 fn panicking_read_is_refused_and_later_same_read_succeeds() {
-    let Some(place) = KeyspaceFixture::new() else { return };
-    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
+    let Some(fixture) = KeyspaceFixture::new() else { return };
+    let store = fixture.open_with(KeyspaceFixture::options(), &Clock::system());
     let key = channel("acme", "a");
     append(&store, &key, store.shared.clock.now_ms(), 1);
     let whole = store.shared.database();

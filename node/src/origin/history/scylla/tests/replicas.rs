@@ -24,10 +24,10 @@ fn contacted(collector: &HistoryCollector) -> Vec<SocketAddr> {
 /// With one copy of each partition, any other node would have to ask the one that has it.
 #[test]
 fn a_node_is_asked_that_has_the_partition() {
-    let Some(mut place) = KeyspaceFixture::new() else { return };
-    place.connection.replication = Some(1);
-    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
-    let (database, keyspace) = (store.shared.database(), &place.connection.keyspace);
+    let Some(mut fixture) = KeyspaceFixture::new() else { return };
+    fixture.connection.replication = Some(1);
+    let store = fixture.open_with(KeyspaceFixture::options(), &Clock::system());
+    let (database, keyspace) = (store.shared.database(), &fixture.connection.keyspace);
     let (session, state) = (&database.session, database.session.get_cluster_state());
     let owner = |table: &str, partition: &dyn SerializeRow| {
         let owners = state.get_endpoints(keyspace, table, partition).expect("a partition of this table");
@@ -69,8 +69,8 @@ fn a_node_is_asked_that_has_the_partition() {
 /// Skips one node if there are several; a single node is never skipped.
 #[test]
 fn a_node_that_was_passed_by_is_connected_to_later() {
-    let Some(place) = KeyspaceFixture::new() else { return };
-    let store = place.open_with(KeyspaceFixture::options(), &Clock::system());
+    let Some(fixture) = KeyspaceFixture::new() else { return };
+    let store = fixture.open_with(KeyspaceFixture::options(), &Clock::system());
     let database = store.shared.database();
     let state = database.session.get_cluster_state();
     let nodes = state.get_nodes_info().iter();
@@ -79,13 +79,13 @@ fn a_node_that_was_passed_by_is_connected_to_later() {
     let silent: HashSet<_> = answer.iter().copied().skip(1).take(1).collect();
     answer.retain(|node| !silent.contains(node));
     runtime().block_on(async {
-        let made = place
+        let made = fixture
             .connection
             .session_avoiding_silent(&NodeReachability { answer, silent: silent.clone() })
             .await;
         let (session, passed) = made.expect("a session");
         let database =
-            PreparedSession::from_session(session, &place.connection.keyspace).await.expect("prepared");
+            PreparedSession::from_session(session, &fixture.connection.keyspace).await.expect("prepared");
         let is_connected = || {
             let state = database.session.get_cluster_state();
             let mut nodes = state.get_nodes_info().iter();
