@@ -127,7 +127,7 @@ impl BoundGossip {
             .map_err(StartError::at("cannot start threads for peers"))?;
         let (of_links, runtime) = of_links;
         for threads in [&**tasks, &of_links] {
-            threads.spawn("pulse", OnStop::Cancel, stall_detector::keep_beating());
+            threads.spawn("stall detector", OnStop::Cancel, stall_detector::keep_beating());
         }
         let links = GrpcPeerLinks::new(own, tls, inbound, Arc::new(of_links), LinkSettings::default());
         let at = || StartError::at(format!("cannot listen on {} (--peer-listen)", self.peer_address));

@@ -62,7 +62,7 @@ pub(super) fn record_policies(
     accounts.before_policy_change(move |policies| runtime.block_on(written_down(&sender, policies)));
     let noting =
         record_changes(store, services.publisher.clone(), accounts, recorded, outlasts_after, requests);
-    tasks.spawn("kept", OnStop::Cancel, noting);
+    tasks.spawn("history policies", OnStop::Cancel, noting);
 }
 
 /// Policies that are about to take effect, and the waiter for their write.

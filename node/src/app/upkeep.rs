@@ -52,7 +52,7 @@ pub(super) fn sweep(
         let followed = tokens::follow_revocations(Arc::clone(store), Arc::clone(auth));
         tasks.spawn("revocations", OnStop::Cancel, followed);
     }
-    tasks.spawn("rings", OnStop::Cancel, sweep_replay_buffers(hub, window_ms));
+    tasks.spawn("replay buffers", OnStop::Cancel, sweep_replay_buffers(hub, window_ms));
 }
 
 async fn sweep_replay_buffers(hub: Arc<Hub>, window_ms: u64) {

@@ -208,10 +208,10 @@ impl Routing {
             taken: metrics::counter!("fanfare_forwards_taken_total"),
         });
         let forgetting = Arc::clone(&routing);
-        tasks.spawn("absent runs", OnStop::Cancel, async move { forgetting.retire_absent_in_time().await });
-        tasks.spawn("receipts", OnStop::Cancel, Arc::clone(&routing).expire_peer_acks());
+        tasks.spawn("retirement", OnStop::Cancel, async move { forgetting.retire_absent_in_time().await });
+        tasks.spawn("peer acks", OnStop::Cancel, Arc::clone(&routing).expire_peer_acks());
         let looking = Arc::clone(&routing);
-        tasks.spawn("joins", OnStop::Cancel, async move {
+        tasks.spawn("attach barrier", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.expire_attach_barriers();
@@ -227,7 +227,7 @@ impl Routing {
         self.set_links(links);
         self.tasks.spawn("presence", OnStop::Cancel, Arc::clone(self).compare_presence());
         let looking = Arc::clone(self);
-        self.tasks.spawn("unreached", OnStop::Cancel, async move {
+        self.tasks.spawn("unreachable peers", OnStop::Cancel, async move {
             loop {
                 tokio::time::sleep(JOIN_LOOK).await;
                 looking.mark_unreachable_in_doubt(Instant::now());

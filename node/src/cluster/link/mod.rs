@@ -382,7 +382,7 @@ impl GrpcPeerLinks {
     fn keep(&self, link: &Arc<PeerLink>) {
         for stream in 0..self.settings.streams {
             let kept = dial::keep_open(Arc::clone(link), stream, Arc::clone(&self.common));
-            self.spawn("peer lane", link.end.clone(), kept);
+            self.spawn("peer stream", link.end.clone(), kept);
         }
     }
 

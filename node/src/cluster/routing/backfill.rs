@@ -195,7 +195,7 @@ impl Routing {
         let Ok(permit) = Arc::clone(&self.backfills_waiting).try_acquire_owned() else {
             return drop(links.send(to, 0, &PeerItem::backfill(number, None)));
         };
-        self.tasks.spawn("refill", OnStop::Cancel, async move {
+        self.tasks.spawn("backfill", OnStop::Cancel, async move {
             // The peer waits no longer than this.
             let backfill = routing.send_backfill(to, number, key, after, back_ms);
             tokio::time::timeout(BACKFILL_WAIT, backfill).await.ok();

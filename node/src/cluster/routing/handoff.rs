@@ -252,7 +252,7 @@ impl Routing {
             let Some(links) = self.links.get() else { return };
             return drop(links.send(to, 0, &PeerItem::replay_handoff(number, None)));
         };
-        self.tasks.spawn("hand over", OnStop::Cancel, async move {
+        self.tasks.spawn("handoff", OnStop::Cancel, async move {
             // The peer waits no longer than this.
             tokio::time::timeout(HANDOFF_WAIT, routing.send_replay_buffer(to, number, &key, after))
                 .await

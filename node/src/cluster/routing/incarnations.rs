@@ -316,7 +316,7 @@ impl Routing {
         let Ok(permit) = Arc::clone(&self.quota_checks).try_acquire_owned() else {
             return self.send_socketless_takeover(connections.not_open(not_open));
         };
-        self.tasks.spawn("seat", OnStop::Cancel, async move {
+        self.tasks.spawn("quota slots", OnStop::Cancel, async move {
             tokio::time::sleep(QUOTA_SLOTS_SETTLE).await;
             routing.send_socketless_takeover(connections.not_open(not_open));
             drop(permit);

@@ -59,7 +59,7 @@ impl Routing {
         let is_alone = acks.is_empty() && self.linked().is_empty();
         let Some(routing) = self.this.upgrade().filter(|_| !is_alone) else { return done() };
         let (item, hash) = (PeerItem::ids_settled(published), hash_of(&published.key));
-        self.tasks.spawn("receipts", OnStop::Finish, async move {
+        self.tasks.spawn("peer acks", OnStop::Finish, async move {
             let late = Instant::now() + CONFIRM_WAIT;
             let mut acks = join_all(acks);
             let have_come = tokio::time::timeout(TELL_WAIT, &mut acks).await.is_ok();
@@ -141,7 +141,7 @@ impl Wake for PendingAck {
         let Some(PendingAckState { is_lost, done, .. }) = given else { return };
         if is_lost {
             // The task that lost the item may be publishing and hold the lock of a channel.
-            self.tasks.spawn("receipts", OnStop::Finish, async move { done() });
+            self.tasks.spawn("peer acks", OnStop::Finish, async move { done() });
         } else {
             give(done);
         }

@@ -313,7 +313,7 @@ impl SimSubscription {
             ResumeStart::Unknown => {
                 let answer = Arc::new(Mutex::new(None));
                 let (routing, key, given) = (Arc::clone(&at.routing), key.clone(), Arc::clone(&answer));
-                at.tasks.spawn("missed", OnStop::Cancel, async move {
+                at.tasks.spawn("missed messages", OnStop::Cancel, async move {
                     let missed = routing.backfill_from_peers(&key, &position, BACK_MS).await;
                     *given.lock() = Some(missed);
                 });

@@ -286,7 +286,7 @@ impl Shards {
     pub fn begin_to_count(self: &Arc<Self>, services: &ShardServices, tasks: &Tasks) {
         let (hub, publisher) = (Arc::clone(&services.hub), services.publisher.clone());
         let notifying = Arc::clone(&self.occupancy_notifier).run(Arc::clone(self), publisher.clone());
-        tasks.spawn("occupations", OnStop::Cancel, notifying);
+        tasks.spawn("occupancy events", OnStop::Cancel, notifying);
         let watching = Arc::clone(&self.watches).run(Arc::clone(self), hub, publisher);
         tasks.spawn("occupancy", OnStop::Cancel, watching);
     }

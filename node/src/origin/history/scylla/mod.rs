@@ -201,7 +201,7 @@ impl ScyllaStore {
         }
         let watched = Arc::downgrade(&shared);
         shared.tasks.spawn("store watch", OnStop::Cancel, health::watch(watched.clone()));
-        shared.tasks.spawn("store note", OnStop::Cancel, node::save_periodically(watched));
+        shared.tasks.spawn("store incarnation", OnStop::Cancel, node::save_periodically(watched));
         Ok(Self { shared })
     }
 }

@@ -234,7 +234,7 @@ pub(super) fn begin(
 ) {
     shared.ids.begin(content.client_ids());
     if shared.writes.push(key, content, shared.options.wait, done) {
-        shared.spawn("store lane", run(Arc::clone(shared), key.clone()));
+        shared.spawn("store queue", run(Arc::clone(shared), key.clone()));
     }
 }
 
