@@ -152,6 +152,11 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .environment("FANFARE_CLUSTER_KEY_FILE", &key_file.to_string_lossy())
 }
 
+/// Log lines about a peer, as `node/src` writes them.
+pub const PEER_ALIVE: &str = "peer is alive";
+pub const PEER_DOWN: &str = "peer is down";
+pub const PEER_STREAM_LOST: &str = "peer stream lost";
+
 /// Gives the log lines of `node` about others: the node that a line is about, and its message.
 pub fn peer_log_events(node: &Node) -> Vec<(String, String)> {
     let log = node.log();
@@ -176,16 +181,26 @@ pub fn cut_peer_streams(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
 
 /// Waits until each of these nodes holds the other one for dead.
 pub async fn until_down(nodes: &[Node], other: &str) {
-    let death = (other.to_owned(), "peer is down".to_owned());
+    let death = (other.to_owned(), PEER_DOWN.to_owned());
     let is_known = || nodes.iter().all(|node| peer_log_events(node).contains(&death));
     wait_until(SOON, "its death to be known", async || is_known()).await;
 }
 
 /// Waits until the first node holds all others for dead, and each of them the first one.
 pub async fn until_peers_down(nodes: &[Node]) {
-    let deaths =
-        |node: &Node| peer_log_events(node).iter().filter(|(_, said)| said == "peer is down").count();
+    let deaths = |node: &Node| peer_log_events(node).iter().filter(|(_, said)| said == PEER_DOWN).count();
     let is_dead =
         async || deaths(&nodes[0]) >= nodes.len() - 1 && nodes[1..].iter().all(|node| deaths(node) >= 1);
     wait_until(SOON, "the other side to be dead", is_dead).await;
+}
+
+#[test]
+fn log_lines_of_peers_are_those_of_the_node() {
+    let node = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/src/cluster");
+    let text = ["membership/worker.rs", "link/dial.rs"]
+        .map(|file| std::fs::read_to_string(node.join(file)).expect("a file of the node"))
+        .concat();
+    for line in [PEER_ALIVE, PEER_DOWN, PEER_STREAM_LOST] {
+        assert!(text.contains(&format!("\"{line}\"")), "no log line is {line:?}");
+    }
 }

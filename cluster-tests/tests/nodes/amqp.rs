@@ -259,7 +259,9 @@ async fn silent_broker_costs_no_thread_for_each_attempt() {
             after_first = threads();
         }
     }
-    assert!(threads() <= after_first + 1, "{} threads, {after_first} after the first attempt", threads());
+    // Threads that the runtime keeps for blocking calls end by themselves; those of a connection would stay.
+    wait_until(SOON, "as many threads as after the first attempts", async || threads() <= after_first + 1)
+        .await;
     wait_until(SOON, "the reason in the log", async || node.log().contains("no answer in time")).await;
     node.assert_no_panic();
 }

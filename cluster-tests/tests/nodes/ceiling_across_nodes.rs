@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, peer_log_events, until_peers_down};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, cut_off, peer_log_events, until_peers_down};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::socket::SocketEnd;
@@ -233,7 +233,7 @@ async fn quota_slots_of_a_killed_node_are_free_once_it_is_down() {
     until_counted(nodes, 4).await;
     nodes[2].kill();
     let early = try_open(&nodes[1], "", KEY).await;
-    let is_dead = peer_log_events(&nodes[1]).contains(&("n2".to_owned(), "peer is down".to_owned()));
+    let is_dead = peer_log_events(&nodes[1]).contains(&("n2".to_owned(), PEER_DOWN.to_owned()));
     assert!(early.is_none() || is_dead, "a silence is no death");
     drop(early);
     until_counted(&nodes[..2], 1).await;

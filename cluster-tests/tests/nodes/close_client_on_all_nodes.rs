@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_off, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, cut_off, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::network::isolated;
 use fanfare_cluster_tests::socket::SocketEnd;
@@ -116,7 +116,7 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
             (answer.status == 200).then_some(answer)
         });
         assert_eq!(dead.await.json(), json!({"closed": 0}));
-        let death = ("n0".to_owned(), "peer is down".to_owned());
+        let death = ("n0".to_owned(), PEER_DOWN.to_owned());
         let is_dead = async || peer_log_events(&nodes[1]).contains(&death);
         wait_until(
             LOGGED_WITHIN,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, cut_peer_streams, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, cut_peer_streams, peer_log_events};
 use fanfare_cluster_tests::network::{Cut, Network, isolated};
 use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_converged};
 use fanfare_cluster_tests::waits::fault_lasts;
@@ -17,7 +17,7 @@ async fn until_known(node: &Node, count: f64) {
 }
 
 fn has_logged_death(node: &Node) -> bool {
-    peer_log_events(node).iter().any(|(_, message)| message == "peer is down")
+    peer_log_events(node).iter().any(|(_, message)| message == PEER_DOWN)
 }
 
 #[test]

@@ -5,13 +5,11 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events, write_key};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_ALIVE, PEER_DOWN, peer_log_events, write_key};
 use fanfare_cluster_tests::waits::{pace, throughout};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
-const ALIVE: &str = "peer is alive";
-const DEAD: &str = "peer is down";
 const LEFT: &str = "peer left";
 const ALONE: &str =
     "no seed answered, serving as a single node: check --seed (gossip addresses) and --cluster-key-file";
@@ -30,9 +28,9 @@ async fn three() -> Cluster {
     let mut cluster = Cluster::start(3).await;
     let nodes = cluster.nodes();
     let (n0, n1, n2) = (&nodes[0], &nodes[1], &nodes[2]);
-    until_logged(&[n1, n2], "n0", ALIVE, 1).await;
-    until_logged(&[n0, n2], "n1", ALIVE, 1).await;
-    until_logged(&[n0, n1], "n2", ALIVE, 1).await;
+    until_logged(&[n1, n2], "n0", PEER_ALIVE, 1).await;
+    until_logged(&[n0, n2], "n1", PEER_ALIVE, 1).await;
+    until_logged(&[n0, n1], "n2", PEER_ALIVE, 1).await;
     cluster
 }
 
@@ -93,8 +91,8 @@ async fn named_seed_is_found_beside_an_unresolvable_one() {
     let port = cluster.nodes()[0].gossip().expect("a node of a cluster").port();
     let seeds = format!("nowhere.invalid:{port},localhost:{port}");
     let named = Node::start(cluster.one_more("named").environment("FANFARE_SEED", &seeds)).await;
-    until_logged(&[&named], "n0", ALIVE, 1).await;
-    until_logged(&[&cluster.nodes()[0]], "named", ALIVE, 1).await;
+    until_logged(&[&named], "n0", PEER_ALIVE, 1).await;
+    until_logged(&[&cluster.nodes()[0]], "named", PEER_ALIVE, 1).await;
     until_logged(&[&named], "", "seed name lookup failed", 1).await;
 }
 
@@ -103,15 +101,15 @@ async fn killed_node_is_down_for_its_peers_and_rejoins() {
     let mut cluster = three().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     n2.kill();
-    until_logged(&[n0, n1], "n2", DEAD, 1).await;
+    until_logged(&[n0, n1], "n2", PEER_DOWN, 1).await;
     let said = n0.operate("GET", "/debug/members").await.json();
     let members = said["members"].as_array().expect("a list").clone();
     let dead = members.iter().find(|member| member["nodeId"] == "n2").expect("it is known");
     assert_eq!((&dead["state"], &dead["ready"]), (&json!("dead"), &json!(false)), "{dead}");
     n2.restart().await;
-    until_logged(&[n0, n1], "n2", ALIVE, 2).await;
-    until_logged(&[n2], "n0", ALIVE, 2).await;
-    assert_eq!(times(n0, "n1", DEAD) + times(n1, "n0", DEAD), 0);
+    until_logged(&[n0, n1], "n2", PEER_ALIVE, 2).await;
+    until_logged(&[n2], "n0", PEER_ALIVE, 2).await;
+    assert_eq!(times(n0, "n1", PEER_DOWN) + times(n1, "n0", PEER_DOWN), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -146,7 +144,7 @@ async fn duplicate_node_id_stops_the_new_node_and_the_first_serves_on() {
     assert_eq!(ready.status, 200);
     publish(&mut publishing, &mut listening, published).await;
     for node in [n0, n2] {
-        assert_eq!(times(node, "n1", DEAD), 0);
+        assert_eq!(times(node, "n1", PEER_DOWN), 0);
         assert_eq!(node.metric("fanfare_peers_known").await, 2.0);
     }
     // The other one, which never served, has not left for it.
@@ -205,7 +203,7 @@ async fn stopped_node_has_left_and_no_node_logs_a_warning() {
     }
     n1.kill();
     // By then the silence of the other one was noticed as well.
-    until_logged(&[n0], "n1", DEAD, 1).await;
+    until_logged(&[n0], "n1", PEER_DOWN, 1).await;
     assert_eq!(warnings(n0).iter().find(|line| line.contains("\"n2\"")), None);
     assert_eq!(times(n0, "n2", LEFT), 4);
     // Two threads tell of it.
@@ -251,7 +249,7 @@ async fn node_that_fails_while_leaving_is_logged() {
     .await;
     n1.kill();
     until_logged(&[n0], "n1", "peer went down while it drained", 1).await;
-    assert_eq!(times(n0, "n1", LEFT) + times(n0, "n1", DEAD), 0);
+    assert_eq!(times(n0, "n1", LEFT) + times(n0, "n1", PEER_DOWN), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -266,7 +264,7 @@ async fn stalled_node_is_down_until_it_returns_as_new_incarnation() {
     };
     let previous = incarnation(n0).await.0;
     n2.pause();
-    until_logged(&[n0, n1], "n2", DEAD, 1).await;
+    until_logged(&[n0, n1], "n2", PEER_DOWN, 1).await;
     n2.resume_until_restarted(1).await;
     for node in [&*n0, &*n1] {
         wait_until(SOON, "the new incarnation to be alive", async || {
@@ -275,5 +273,9 @@ async fn stalled_node_is_down_until_it_returns_as_new_incarnation() {
         })
         .await;
     }
-    assert_eq!(times(n2, "n0", DEAD) + times(n2, "n1", DEAD), 0, "its own pause is no silence of others");
+    assert_eq!(
+        times(n2, "n0", PEER_DOWN) + times(n2, "n1", PEER_DOWN),
+        0,
+        "its own pause is no silence of others"
+    );
 }

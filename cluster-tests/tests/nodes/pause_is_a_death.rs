@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, peer_log_events};
 use fanfare_cluster_tests::presence::{Watcher, present};
 use fanfare_cluster_tests::raw::Raw;
 use fanfare_cluster_tests::socket::SocketEnd;
@@ -49,7 +49,7 @@ async fn assert_nothing_lost(cluster: &mut Cluster, publishers: Publishers, subs
     }
     for node in cluster.nodes() {
         node.assert_well().await;
-        assert_eq!(count_logged(node, "peer is down"), 0);
+        assert_eq!(count_logged(node, PEER_DOWN), 0);
         assert_eq!(node.metric("fanfare_runs_begun_anew_total").await, 0.0);
     }
 }
@@ -75,7 +75,7 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
         subscribers.push(Subscriber::after(&nodes[at % 2], "moved meanwhile", received).await);
     }
     for node in &nodes[..2] {
-        until_logged(node, "n2", "peer is down").await;
+        until_logged(node, "n2", PEER_DOWN).await;
     }
     let there = subscribers.remove(2);
     nodes[2].resume_until_restarted(1).await;
@@ -104,7 +104,7 @@ async fn one_after_the_other_and_again() {
     for (round, at) in [2, 0, 2, 1].into_iter().enumerate() {
         let paused = &nodes[at];
         // One that has begun anew may not have met it.
-        let deaths = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], "peer is down"));
+        let deaths = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], PEER_DOWN));
         let before = deaths();
         paused.pause();
         wait_until(SOON, "its death", async || deaths() != before).await;
@@ -197,7 +197,7 @@ async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
     present(&mut previous, "enter", "room", json!({"data": 1})).await;
     let watchers = [Watcher::on(&nodes[0], "room").await, Watcher::on(&nodes[1], "room").await];
     nodes[2].pause();
-    until_logged(&nodes[0], "n2", "peer is down").await;
+    until_logged(&nodes[0], "n2", PEER_DOWN).await;
     let key = previous.connected["connectionKey"].as_str().expect("a key");
     let mut back = Socket::open(&nodes[1], &format!("?clientId=ann&resume={key}")).await;
     assert_eq!(back.connected["connectionId"], previous.connected["connectionId"]);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_ALIVE, PEER_DOWN, peer_log_events};
 use fanfare_cluster_tests::presence::{attach, event, names, present, read, until_members_on_all};
 use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
@@ -67,7 +67,7 @@ async fn assert_quiet(watchers: &mut [Socket]) {
 
 /// Counts how often the node began to hear the other one: once, if it has heard it ever since.
 fn times_alive(node: &Node, other: &str) -> usize {
-    peer_log_events(node).iter().filter(|(of, said)| of == other && said == "a node is alive").count()
+    peer_log_events(node).iter().filter(|(of, said)| of == other && said == PEER_ALIVE).count()
 }
 
 /// One survivor makes each event. Two make the same one where the other was not heard for a moment, or was
@@ -171,7 +171,7 @@ async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
     let mut watchers = [watcher(&nodes[2], MEMBERS).await];
     nodes[0].kill();
     wait_until(SOON, "the first death to be known", async || {
-        peer_log_events(&nodes[1]).contains(&("n0".to_owned(), "peer is down".to_owned()))
+        peer_log_events(&nodes[1]).contains(&("n0".to_owned(), PEER_DOWN.to_owned()))
     })
     .await;
     // Before it lets leave whom it would have.
@@ -248,9 +248,7 @@ async fn member_that_resumes_in_time_after_a_stall_does_not_flicker() {
     let mut watchers = [watcher(&nodes[1], 1).await, watcher(&nodes[2], 1).await];
     nodes[0].pause();
     wait_until(SOON, "its death", async || {
-        nodes[1..]
-            .iter()
-            .all(|node| peer_log_events(node).contains(&("n0".to_owned(), "peer is down".to_owned())))
+        nodes[1..].iter().all(|node| peer_log_events(node).contains(&("n0".to_owned(), PEER_DOWN.to_owned())))
     })
     .await;
     nodes[0].resume_until_restarted(1).await;

@@ -5,7 +5,7 @@ mod wandering;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, peer_log_events};
 use fanfare_cluster_tests::presence::present;
 use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
@@ -245,7 +245,7 @@ async fn check_rewind_from_peer(is_at_once: bool) {
         assert_receives(&mut attach_back(n2, "10").await.0, &[0, 1, 2]).await;
     }
     for node in [&*n1, &*n2] {
-        let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == "n0" && said == "peer is down");
+        let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == "n0" && said == PEER_DOWN);
         wait_until(SOON, "the death to be known", async || is_dead()).await;
     }
     let (mut all, attached) = attach_back(n2, "10").await;

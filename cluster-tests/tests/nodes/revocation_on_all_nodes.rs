@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fanfare_client::sign::{self, JwtParams};
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Directory, Node, SOON, clock, http, wait_until};
@@ -109,7 +109,7 @@ async fn check_revocation_after_stall(paused: usize, other: usize) {
     let mut socket = Socket::open_as(paused, "", &http::bearer(&ann)).await;
     paused.pause();
     wait_until(SOON, "its death to be noticed", async || {
-        peer_log_events(other).contains(&(name.clone(), "peer is down".into()))
+        peer_log_events(other).contains(&(name.clone(), PEER_DOWN.into()))
     })
     .await;
     revoke(other, "ann").await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fanfare_cluster_tests::cluster::{Cluster, peer_log_events};
+use fanfare_cluster_tests::cluster::{Cluster, PEER_DOWN, peer_log_events};
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::presence::{Watcher, present};
 use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber};
@@ -38,7 +38,7 @@ async fn publishers(nodes: &[Node]) -> Publishers {
 }
 
 async fn until_down(node: &Node, other: &str) {
-    let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == other && said == "peer is down");
+    let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == other && said == PEER_DOWN);
     wait_until(SOON, "the death to be known", async || is_dead()).await;
 }
 

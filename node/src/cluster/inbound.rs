@@ -246,18 +246,18 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
                 false => InterestMessage::Removed { key: key(channel)? },
             }
         }
-        Some(v1::item::Kind::InterestSaid(v1::InterestSaid { epoch, lanes: streams })) => {
+        Some(v1::item::Kind::InterestSnapshotEnd(v1::InterestSnapshotEnd { epoch, streams })) => {
             InterestMessage::SnapshotEnd { epoch, streams }
         }
-        Some(v1::item::Kind::InterestAsked(_)) => InterestMessage::SnapshotRequest,
-        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone: retired })) => {
+        Some(v1::item::Kind::InterestSnapshotRequest(_)) => InterestMessage::SnapshotRequest,
+        Some(v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, retired })) => {
             let retired = retired.into_iter().map(stamp).collect();
             InterestMessage::Forwarding { key: key(channel)?, number, sequence, round, retired }
         }
-        Some(v1::item::Kind::Goodbye(v1::Goodbye { lanes: streams, not_all })) => {
+        Some(v1::item::Kind::Goodbye(v1::Goodbye { streams, not_all })) => {
             InterestMessage::Goodbye { streams, is_all: !not_all }
         }
-        Some(v1::item::Kind::RunsEnded(v1::RunsEnded { runs: incarnations })) => {
+        Some(v1::item::Kind::IncarnationsEnded(v1::IncarnationsEnded { incarnations })) => {
             InterestMessage::IncarnationsEnded {
                 incarnations: incarnations.into_iter().map(ended_incarnation).collect(),
             }
@@ -278,7 +278,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.presence_members_received(from, number, members);
             return Ok(());
         }
-        Some(v1::item::Kind::PresenceSaid(said)) => {
+        Some(v1::item::Kind::PresenceSync(said)) => {
             if let Some(said) = presence::sync_message(said)? {
                 inbound.presence_sync_received(from, said);
             }
@@ -303,7 +303,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.session_message_received(from, PeerSessionMessage::Socketless(socketless));
             return Ok(());
         }
-        Some(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch })) => {
+        Some(v1::item::Kind::SessionClosed(v1::SessionClosed { connection_id, epoch })) => {
             let connection_id = self::connection_id(&connection_id)?;
             let owner = SessionOwner { epoch, incarnation: from.incarnation };
             let closed = ClosedSession { connection_id, owner };
@@ -314,7 +314,7 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.tenants(from, tenant_connections(connections)?);
             return Ok(());
         }
-        Some(v1::item::Kind::TenantConnectionsAsked(_)) => {
+        Some(v1::item::Kind::TenantConnectionsRequest(_)) => {
             inbound.tenants(from, TenantCountMessage::Asked);
             return Ok(());
         }
@@ -350,10 +350,10 @@ fn request(kind: v1::request::Kind) -> Result<PeerRequest, MalformedItem> {
         v1::request::Kind::Claim(v1::Claim { nonce }) => {
             Ok(PeerRequest::Claim(claims::nonce(nonce.ok_or(MalformedItem("no nonce"))?)?))
         }
-        v1::request::Kind::NoncesAsked(v1::NoncesAsked { after }) => {
+        v1::request::Kind::NoncesRequest(v1::NoncesRequest { after }) => {
             Ok(PeerRequest::NoncesAsked { after: (!after.is_empty()).then(|| after.as_ref().into()) })
         }
-        v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last }) => {
+        v1::request::Kind::NoncesHandoff(v1::NoncesHandoff { nonces, last }) => {
             Ok(PeerRequest::NoncesGiven { nonces: claims::nonces(nonces)?, last })
         }
         v1::request::Kind::QueuesChanged(v1::QueuesChanged {}) => Ok(PeerRequest::QueuesChanged),
@@ -368,7 +368,7 @@ fn request(kind: v1::request::Kind) -> Result<PeerRequest, MalformedItem> {
             let key = channel_key(deliver.channel.ok_or(MalformedItem("no channel"))?)?;
             Ok(PeerRequest::Deliver { key, stamp: stamp(deliver.stamp.ok_or(MalformedItem("no stamp"))?) })
         }
-        v1::request::Kind::AttachedAsked(v1::AttachedAsked { channels }) => {
+        v1::request::Kind::AttachedRequest(v1::AttachedRequest { channels }) => {
             Ok(PeerRequest::Attached(channels.into_iter().map(channel_key).collect::<Result<_, _>>()?))
         }
     }
@@ -422,7 +422,9 @@ fn replay_handoff(
     Ok(complete.then(|| Box::new(ReplayHandoff { begin, end, messages })))
 }
 
-fn ended_incarnation(v1::EndedRun { incarnation, ago_ms, left: has_left }: v1::EndedRun) -> EndedIncarnation {
+fn ended_incarnation(
+    v1::EndedIncarnation { incarnation, ago_ms, left: has_left }: v1::EndedIncarnation,
+) -> EndedIncarnation {
     EndedIncarnation { incarnation, ago_ms, has_left }
 }
 

@@ -3,10 +3,10 @@
 use super::source::Tree;
 
 /// Beginnings of fragments, which say something of an item that they do not name.
-const FRAGMENTS: [&str; 28] = [
-    "As", "At", "Behind", "By", "For", "From", "In", "It", "Its", "Nobody", "Of", "On", "Since", "So",
-    "Somebody", "That", "There", "These", "They", "Those", "To", "Until", "What", "Where", "Which", "Who",
-    "Whoever", "Whose",
+const FRAGMENTS: [&str; 31] = [
+    "As", "At", "Behind", "By", "For", "From", "How", "In", "It", "Its", "Nobody", "Of", "On", "Since", "So",
+    "Somebody", "That", "There", "These", "They", "Those", "To", "Until", "What", "Where", "Which", "When",
+    "Who", "Whoever", "Whose", "Why",
 ];
 
 pub(crate) fn check(tree: &Tree) -> Vec<String> {

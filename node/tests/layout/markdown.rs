@@ -1,5 +1,7 @@
 //! Pages that can be read: short lines, short sentences, short paragraphs.
 
+use std::collections::BTreeSet;
+
 use super::source::Tree;
 
 /// Characters of a line; a row of a table and a line of a code block may have more.
@@ -8,6 +10,10 @@ const LINE_MAX: usize = 160;
 const SENTENCE_MAX: usize = 40;
 /// Words of a paragraph, of an item of a list or of a cell of a table.
 const PARAGRAPH_MAX: usize = 120;
+/// Ends of a sentence, whose words count.
+const ENDS: [&str; 3] = [". ", "! ", "? "];
+/// Ends of a part that may begin without an actor as a sentence may not.
+const CLAUSES: [&str; 5] = [". ", "! ", "? ", ": ", "; "];
 /// Words that stand in the place of an actor at the beginning of a sentence.
 const BEGINNINGS: [&str; 7] = ["Who", "Whoever", "Whose", "Whom", "What", "Where", "Nobody"];
 
@@ -24,7 +30,9 @@ fn findings_of(text: &str) -> impl Iterator<Item = String> {
             findings
                 .push(format!("{line}: a paragraph of {words} words, at most {PARAGRAPH_MAX} are allowed"));
         }
-        findings.extend(sentences(&paragraph).filter_map(|one| Some(format!("{line}: {}", fault_of(one)?))));
+        let parts = sentences(&paragraph, &ENDS).chain(sentences(&paragraph, &CLAUSES));
+        let faults: BTreeSet<String> = parts.filter_map(fault_of).collect();
+        findings.extend(faults.iter().map(|fault| format!("{line}: {fault}")));
     }
     findings.into_iter()
 }
@@ -102,11 +110,10 @@ fn plain(text: &str) -> String {
     parts.fold(first, |plain, part| plain + part.split_once(')').map_or(part, |(_, rest)| rest))
 }
 
-/// Parts of a paragraph that end with `.`, `!`, `?`, `:` or `;` before a space.
-fn sentences(paragraph: &str) -> impl Iterator<Item = &str> {
+/// Parts of a paragraph that end with one of these.
+fn sentences<'t>(paragraph: &'t str, ends: &[&str]) -> impl Iterator<Item = &'t str> {
     let mut rest = paragraph.trim();
     std::iter::from_fn(move || {
-        let ends = [". ", "! ", "? ", ": ", "; "];
         let end = ends.iter().filter_map(|end| rest.find(end)).min().map_or(rest.len(), |at| at + 1);
         let (sentence, after) = rest.split_at(end);
         rest = after.trim_start();

@@ -81,13 +81,16 @@ fn identifiers(code: &str) -> impl Iterator<Item = (usize, &str)> {
 
 /// `peer_stream` for `PeerStream`, `PEER_STREAM` and `peer_stream`.
 fn snake(name: &str) -> String {
+    let letters: Vec<char> = name.chars().collect();
     let mut snake = String::new();
-    let mut is_low = false;
-    for letter in name.chars() {
-        if letter.is_ascii_uppercase() && is_low {
+    for (at, letter) in letters.iter().enumerate() {
+        let is_low = |letter: &char| letter.is_ascii_lowercase() || letter.is_ascii_digit();
+        let before = at.checked_sub(1).map(|at| &letters[at]);
+        let ends_acronym =
+            before.is_some_and(char::is_ascii_uppercase) && letters.get(at + 1).is_some_and(is_low);
+        if letter.is_ascii_uppercase() && (before.is_some_and(is_low) || ends_acronym) {
             snake.push('_');
         }
-        is_low = letter.is_ascii_lowercase() || letter.is_ascii_digit();
         snake.push(letter.to_ascii_lowercase());
     }
     snake
@@ -126,7 +129,7 @@ fn names_that_the_glossary_refuses_are_found() {
     let tree = Tree::of_samples(&[
         (
             "a.rs",
-            "struct PeerLane; fn lane_of(spot: u8) {} // lane\nconst S: &str = \"spot\"; fn airplanes() {}",
+            "struct PeerLane; struct TCPLane; fn lane_of(spot: u8) {} // lane\nconst S: &str = \"spot\"; fn airplanes() {}",
         ),
         ("b.md", "lane"),
     ]);
@@ -135,6 +138,7 @@ fn names_that_the_glossary_refuses_are_found() {
         findings,
         [
             "a.rs:1: `PeerLane` has \"lane\", the glossary says \"peer stream\"",
+            "a.rs:1: `TCPLane` has \"lane\", the glossary says \"peer stream\"",
             "a.rs:1: `lane_of` has \"lane\", the glossary says \"peer stream\"",
             "a.rs:1: `spot` has \"spot\", the glossary says \"local offset\"",
         ]

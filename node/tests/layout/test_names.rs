@@ -4,7 +4,10 @@ use super::source::{self, Tree};
 
 const LENGTH_MAX: usize = 60;
 /// Words that stand in the place of an actor.
-const BEGINNINGS: [&str; 7] = ["who", "what", "where", "nobody", "whoever", "whose", "whom"];
+const BEGINNINGS: [&str; 15] = [
+    "who", "what", "where", "nobody", "whoever", "whose", "whom", "so", "it", "its", "of", "at", "by",
+    "from", "that",
+];
 
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
     tree.rust_files().flat_map(|(path, text)| findings_of(path, &source::code_only(text))).collect()

@@ -124,7 +124,7 @@ pub mod item {
         Interest(super::Interest),
         /// End of the sender's interest snapshot on this stream.
         #[prost(message, tag = "3")]
-        InterestSaid(super::InterestSaid),
+        InterestSnapshotEnd(super::InterestSnapshotEnd),
         /// Part of the members of a channel.
         #[prost(message, tag = "4")]
         PresenceSnapshot(super::PresenceSnapshot),
@@ -139,7 +139,7 @@ pub mod item {
         Answer(super::Answer),
         /// Request for a new interest snapshot of the receiver.
         #[prost(message, tag = "8")]
-        InterestAsked(super::InterestAsked),
+        InterestSnapshotRequest(super::InterestSnapshotRequest),
         /// Confirmation that the sender forwards a channel.
         #[prost(message, tag = "9")]
         Joined(super::Joined),
@@ -151,25 +151,25 @@ pub mod item {
         SessionTakeover(super::SessionTakeover),
         /// Beginning, end, digests or request of presence snapshots.
         #[prost(message, tag = "11")]
-        PresenceSaid(super::PresenceSaid),
+        PresenceSync(super::PresenceSync),
         /// Numbers of connections of tenants at the sender.
         #[prost(message, tag = "18")]
         TenantConnections(super::TenantConnections),
         /// Request for all numbers of connections of tenants at the receiver.
         #[prost(message, tag = "19")]
-        TenantConnectionsAsked(super::TenantConnectionsAsked),
+        TenantConnectionsRequest(super::TenantConnectionsRequest),
         /// Answer to a session takeover: no socket was open at the sender.
         #[prost(message, tag = "22")]
         NotOpen(super::NotOpen),
         /// End of a session for good.
         #[prost(message, tag = "23")]
-        ConnectionOver(super::ConnectionOver),
+        SessionClosed(super::SessionClosed),
         /// Message ids under which the sender has published.
         #[prost(message, tag = "20")]
         IdsSettled(super::IdsSettled),
         /// Incarnations that the sender knows to have ended.
         #[prost(message, tag = "24")]
-        RunsEnded(super::RunsEnded),
+        IncarnationsEnded(super::IncarnationsEnded),
     }
 }
 /// A channel of an account.
@@ -244,17 +244,17 @@ pub struct Interest {
 /// End of the sender's interest snapshot on this stream. Until a snapshot has ended on all streams, the sender
 /// counts as having interest in every channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct InterestSaid {
+pub struct InterestSnapshotEnd {
     /// Number of the snapshot, higher than those of earlier ones.
     #[prost(uint64, tag = "1")]
     pub epoch: u64,
     /// Number of peer streams of the sender.
     #[prost(uint32, tag = "2")]
-    pub lanes: u32,
+    pub streams: u32,
 }
 /// Request for a new interest snapshot of the receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct InterestAsked {
+pub struct InterestSnapshotRequest {
 }
 /// Confirmation that the sender forwards a channel from here on. It stands on the stream of the channel,
 /// before all that is forwarded.
@@ -274,7 +274,7 @@ pub struct Joined {
     pub round: u64,
     /// Last message that the sender has of each incarnation that is down, has left or is leaving.
     #[prost(message, repeated, tag = "5")]
-    pub gone: ::prost::alloc::vec::Vec<Stamp>,
+    pub retired: ::prost::alloc::vec::Vec<Stamp>,
 }
 /// A message of a channel, or the last one of several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -292,7 +292,7 @@ pub struct Stamp {
 pub struct Goodbye {
     /// Number of peer streams of the sender.
     #[prost(uint32, tag = "1")]
-    pub lanes: u32,
+    pub streams: u32,
     /// True if no node took over some channel that clients of the sender may resume.
     #[prost(bool, tag = "2")]
     pub not_all: bool,
@@ -309,10 +309,10 @@ pub struct SessionTakeover {
     pub epoch: u64,
     /// Place of the new socket, at the sender.
     #[prost(message, optional, tag = "3")]
-    pub place: ::core::option::Option<Place>,
+    pub location: ::core::option::Option<SessionLocation>,
     /// Place of the session before, as far as the sender knows.
     #[prost(message, optional, tag = "4")]
-    pub previous: ::core::option::Option<Place>,
+    pub previous: ::core::option::Option<SessionLocation>,
 }
 /// Answer to a session takeover. The session had no open socket at the sender, its previous place, so the
 /// takeover frees no quota slot there.
@@ -328,7 +328,7 @@ pub struct NotOpen {
 /// End of a session of the sender for good: it cannot be resumed, unless another node has taken it over by
 /// now.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ConnectionOver {
+pub struct SessionClosed {
     /// Connection id of the session, 16 bytes.
     #[prost(bytes = "bytes", tag = "1")]
     pub connection_id: ::prost::bytes::Bytes,
@@ -339,14 +339,14 @@ pub struct ConnectionOver {
 /// Incarnations that the sender knows to have ended, for a node that began later. The receiver lets their
 /// sessions be resumed, and knows of which it may lack messages: those that said no goodbye.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct RunsEnded {
+pub struct IncarnationsEnded {
     /// Incarnations that ended, each once.
     #[prost(message, repeated, tag = "1")]
-    pub runs: ::prost::alloc::vec::Vec<EndedRun>,
+    pub incarnations: ::prost::alloc::vec::Vec<EndedIncarnation>,
 }
 /// An incarnation of a node that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct EndedRun {
+pub struct EndedIncarnation {
     /// Number of the incarnation.
     #[prost(fixed64, tag = "1")]
     pub incarnation: u64,
@@ -359,7 +359,7 @@ pub struct EndedRun {
 }
 /// Place of a session: the slot of its socket. Only the incarnation itself reads shard, slot and generation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Place {
+pub struct SessionLocation {
     /// Incarnation of the node that has the socket.
     #[prost(fixed64, tag = "1")]
     pub incarnation: u64,
@@ -403,7 +403,7 @@ pub mod tenant_connections {
 }
 /// Request for a full list of the connections of tenants at the receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct TenantConnectionsAsked {
+pub struct TenantConnectionsRequest {
 }
 /// A presence member of a channel.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -503,13 +503,13 @@ pub struct PresenceSnapshot {
 }
 /// Control item of presence snapshots and digests.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PresenceSaid {
+pub struct PresenceSync {
     /// Content of the item; absent for a kind of a later minor, which a reader passes over.
-    #[prost(oneof = "presence_said::Kind", tags = "1, 2, 3, 4")]
-    pub kind: ::core::option::Option<presence_said::Kind>,
+    #[prost(oneof = "presence_sync::Kind", tags = "1, 2, 3, 4")]
+    pub kind: ::core::option::Option<presence_sync::Kind>,
 }
-/// Nested message and enum types in `PresenceSaid`.
-pub mod presence_said {
+/// Nested message and enum types in `PresenceSync`.
+pub mod presence_sync {
     /// Content of the item; absent for a kind of a later minor, which a reader passes over.
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Kind {
@@ -524,7 +524,7 @@ pub mod presence_said {
         Digests(super::PresenceDigests),
         /// Request for a snapshot.
         #[prost(message, tag = "4")]
-        Asked(super::PresenceAsked),
+        Asked(super::PresenceRequest),
     }
 }
 /// Beginning of a presence snapshot of the sender, on each stream.
@@ -545,7 +545,7 @@ pub struct PresenceEnded {
     pub number: u64,
     /// Number of peer streams of the sender.
     #[prost(uint32, tag = "2")]
-    pub lanes: u32,
+    pub streams: u32,
 }
 /// Digests of the members of sessions at the sender, for the parts of the channels on this stream.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -559,7 +559,7 @@ pub struct PresenceDigests {
 }
 /// Request for a presence snapshot of the receiver.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PresenceAsked {
+pub struct PresenceRequest {
     /// Parts of the channels: a bit for each of 64.
     #[prost(fixed64, tag = "1")]
     pub parts: u64,
@@ -599,10 +599,10 @@ pub mod request {
         Load(super::Load),
         /// Nonces that the receiver remembers.
         #[prost(message, tag = "6")]
-        NoncesAsked(super::NoncesAsked),
+        NoncesRequest(super::NoncesRequest),
         /// Nonces of a sender that stops.
         #[prost(message, tag = "7")]
-        NoncesGiven(super::NoncesGiven),
+        NoncesHandoff(super::NoncesHandoff),
         /// Claim of message ids.
         #[prost(message, tag = "8")]
         ClaimIds(super::ClaimIds),
@@ -620,7 +620,7 @@ pub mod request {
         QueuesChanged(super::QueuesChanged),
         /// Numbers of connections that are attached to channels.
         #[prost(message, tag = "22")]
-        AttachedAsked(super::AttachedAsked),
+        AttachedRequest(super::AttachedRequest),
     }
 }
 /// Notice that the queues in the store have changed, answered with Done when the receiver has read them.
@@ -629,7 +629,7 @@ pub struct QueuesChanged {
 }
 /// Question how many connections of the receiver are attached to channels, answered with AttachedCounts.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct AttachedAsked {
+pub struct AttachedRequest {
     /// Channels to count.
     #[prost(message, repeated, tag = "1")]
     pub channels: ::prost::alloc::vec::Vec<Channel>,
@@ -735,7 +735,7 @@ pub struct Revocation {
 }
 /// Question for the nonces that the receiver remembers, part by part, answered with Nonces.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct NoncesAsked {
+pub struct NoncesRequest {
     /// Beginning of the part: the `next` of the part before, empty for the first one.
     #[prost(bytes = "bytes", tag = "1")]
     pub after: ::prost::bytes::Bytes,
@@ -743,7 +743,7 @@ pub struct NoncesAsked {
 /// Nonces that a stopping sender remembered, part by part, answered with Done when the receiver remembers
 /// them.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct NoncesGiven {
+pub struct NoncesHandoff {
     /// Nonces of this part.
     #[prost(message, repeated, tag = "1")]
     pub nonces: ::prost::alloc::vec::Vec<Nonce>,
@@ -833,7 +833,7 @@ pub mod answer {
         /// Number of connections for a Load.
         #[prost(message, tag = "12")]
         Loaded(super::Loaded),
-        /// Nonces for a NoncesAsked.
+        /// Nonces for a NoncesRequest.
         #[prost(message, tag = "6")]
         Nonces(super::Nonces),
         /// Outcome of a ClaimIds.
@@ -842,7 +842,7 @@ pub mod answer {
         /// Confirmation that the request is carried out.
         #[prost(message, tag = "9")]
         Done(super::Done),
-        /// Counts for an AttachedAsked.
+        /// Counts for an AttachedRequest.
         #[prost(message, tag = "22")]
         AttachedCounts(super::AttachedCounts),
         /// Refusal: the sender cannot answer, or does not know the request, which is of a later version.

@@ -1,5 +1,6 @@
 //! Clients that move between nodes all the time.
 
+use fanfare_cluster_tests::cluster::PEER_STREAM_LOST;
 use tokio::time::Instant;
 
 use super::*;
@@ -29,8 +30,7 @@ async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let losses = count_losses_while_moving(nodes).await;
-    let has_failed =
-        |node: &Node| peer_log_events(node).iter().any(|(_, said)| said == "link to a peer is down");
+    let has_failed = |node: &Node| peer_log_events(node).iter().any(|(_, said)| said == PEER_STREAM_LOST);
     assert!(losses == 0 || nodes.iter().any(has_failed), "{losses} losses were told though no link failed");
 }
 

@@ -6,7 +6,7 @@ use super::{CONNECTIONS_MAX, MalformedItem, Peer, TenantCountMessage, is_id};
 use crate::model::{AttachedCount, ConnectionId, SessionLocation, SessionOwnership, SessionTakeover};
 
 pub(super) fn takeover(taken: v1::SessionTakeover, from: &Peer) -> Result<SessionTakeover, MalformedItem> {
-    let location = session_location(taken.place)?;
+    let location = session_location(taken.location)?;
     if location.incarnation != from.incarnation {
         return Err(MalformedItem("a connection of another node"));
     }
@@ -18,8 +18,9 @@ pub(super) fn takeover(taken: v1::SessionTakeover, from: &Peer) -> Result<Sessio
     Ok(SessionTakeover { ownership, previous: self::session_location(taken.previous)? })
 }
 
-fn session_location(location: Option<v1::Place>) -> Result<SessionLocation, MalformedItem> {
-    let v1::Place { incarnation, shard, slot, generation } = location.ok_or(MalformedItem("no place"))?;
+fn session_location(location: Option<v1::SessionLocation>) -> Result<SessionLocation, MalformedItem> {
+    let v1::SessionLocation { incarnation, shard, slot, generation } =
+        location.ok_or(MalformedItem("no place"))?;
     let shard = u16::try_from(shard).map_err(|_| MalformedItem("no such place"))?;
     Ok(SessionLocation { incarnation, shard, slot, generation })
 }

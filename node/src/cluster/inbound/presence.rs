@@ -72,13 +72,13 @@ pub(super) fn members(
 }
 
 /// Reads a sync message; None for a kind of a later minor version.
-pub(super) fn sync_message(said: v1::PresenceSaid) -> Result<Option<PresenceSyncMessage>, MalformedItem> {
-    use v1::presence_said::Kind;
+pub(super) fn sync_message(said: v1::PresenceSync) -> Result<Option<PresenceSyncMessage>, MalformedItem> {
+    use v1::presence_sync::Kind;
     Ok(Some(match said.kind {
         Some(Kind::Begun(v1::PresenceBegun { number, parts })) => {
             PresenceSyncMessage::SnapshotBegin { number, parts }
         }
-        Some(Kind::Ended(v1::PresenceEnded { number, lanes: streams })) => {
+        Some(Kind::Ended(v1::PresenceEnded { number, streams })) => {
             PresenceSyncMessage::SnapshotEnd { number, streams }
         }
         Some(Kind::Digests(v1::PresenceDigests { parts, digests })) => {
@@ -87,7 +87,7 @@ pub(super) fn sync_message(said: v1::PresenceSaid) -> Result<Option<PresenceSync
             }
             PresenceSyncMessage::Digests { parts, digests }
         }
-        Some(Kind::Asked(v1::PresenceAsked { parts })) => PresenceSyncMessage::SnapshotRequest { parts },
+        Some(Kind::Asked(v1::PresenceRequest { parts })) => PresenceSyncMessage::SnapshotRequest { parts },
         None => return Ok(None),
     }))
 }

@@ -131,11 +131,11 @@ impl PeerItem {
             PeerRequest::Claim(nonce) => claims::write_claim(nonce),
             PeerRequest::NoncesAsked { after } => {
                 let after = after.as_deref().map(Bytes::copy_from_slice).unwrap_or_default();
-                v1::request::Kind::NoncesAsked(v1::NoncesAsked { after })
+                v1::request::Kind::NoncesRequest(v1::NoncesRequest { after })
             }
             PeerRequest::NoncesGiven { nonces, last } => {
                 let (nonces, last) = (claims::write_nonces(nonces), *last);
-                v1::request::Kind::NoncesGiven(v1::NoncesGiven { nonces, last })
+                v1::request::Kind::NoncesHandoff(v1::NoncesHandoff { nonces, last })
             }
             PeerRequest::QueuesChanged => v1::request::Kind::QueuesChanged(v1::QueuesChanged {}),
             PeerRequest::Revoke(revocations) => {
@@ -147,7 +147,7 @@ impl PeerItem {
             PeerRequest::Deliver { key, stamp } => claims::write_deliver(named(key), *stamp),
             PeerRequest::Attached(keys) => {
                 let channels = keys.iter().map(named).collect();
-                v1::request::Kind::AttachedAsked(v1::AttachedAsked { channels })
+                v1::request::Kind::AttachedRequest(v1::AttachedRequest { channels })
             }
         });
         Self::of(v1::item::Kind::Request(v1::Request { number, kind }))
@@ -216,12 +216,12 @@ impl PeerItem {
         let SessionTakeover { ownership, previous } = taken;
         let wire = |location: &SessionLocation| {
             let SessionLocation { incarnation, shard, slot, generation } = *location;
-            Some(v1::Place { incarnation, shard: shard.into(), slot, generation })
+            Some(v1::SessionLocation { incarnation, shard: shard.into(), slot, generation })
         };
         Self::of(v1::item::Kind::SessionTakeover(v1::SessionTakeover {
             connection_id: Bytes::copy_from_slice(ownership.connection_id.as_bytes()),
             epoch: ownership.epoch,
-            place: wire(&ownership.location),
+            location: wire(&ownership.location),
             previous: wire(previous),
         }))
     }
@@ -236,7 +236,7 @@ impl PeerItem {
     pub fn session_closed(over: &ClosedSession) -> Self {
         let connection_id = Bytes::copy_from_slice(over.connection_id.as_bytes());
         let epoch = over.owner.epoch;
-        Self::of(v1::item::Kind::ConnectionOver(v1::ConnectionOver { connection_id, epoch }))
+        Self::of(v1::item::Kind::SessionClosed(v1::SessionClosed { connection_id, epoch }))
     }
 
     /// Encodes a [`TenantCountMessage`].
@@ -251,7 +251,7 @@ impl PeerItem {
                 v1::item::Kind::TenantConnections(v1::TenantConnections { counts, begins, ends })
             }
             TenantCountMessage::Asked => {
-                v1::item::Kind::TenantConnectionsAsked(v1::TenantConnectionsAsked {})
+                v1::item::Kind::TenantConnectionsRequest(v1::TenantConnectionsRequest {})
             }
         })
     }
@@ -268,23 +268,30 @@ impl PeerItem {
                 v1::item::Kind::Interest(v1::Interest { channel, ..v1::Interest::default() })
             }
             InterestMessage::SnapshotEnd { epoch, streams } => {
-                v1::item::Kind::InterestSaid(v1::InterestSaid { epoch: *epoch, lanes: *streams })
+                v1::item::Kind::InterestSnapshotEnd(v1::InterestSnapshotEnd {
+                    epoch: *epoch,
+                    streams: *streams,
+                })
             }
-            InterestMessage::SnapshotRequest => v1::item::Kind::InterestAsked(v1::InterestAsked {}),
+            InterestMessage::SnapshotRequest => {
+                v1::item::Kind::InterestSnapshotRequest(v1::InterestSnapshotRequest {})
+            }
             InterestMessage::Forwarding { key, number, sequence, round, retired } => {
                 let (channel, number, sequence, round) = (Some(named(key)), *number, *sequence, *round);
                 let stamp = |&Stamp { incarnation, sequence }: &Stamp| v1::Stamp { incarnation, sequence };
                 let retired = retired.iter().map(stamp).collect();
-                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, gone: retired })
+                v1::item::Kind::Joined(v1::Joined { channel, number, sequence, round, retired })
             }
             InterestMessage::Goodbye { streams, is_all } => {
-                v1::item::Kind::Goodbye(v1::Goodbye { lanes: *streams, not_all: !is_all })
+                v1::item::Kind::Goodbye(v1::Goodbye { streams: *streams, not_all: !is_all })
             }
             InterestMessage::IncarnationsEnded { incarnations } => {
                 let ended = |&EndedIncarnation { incarnation, ago_ms, has_left: left }: &EndedIncarnation| {
-                    v1::EndedRun { incarnation, ago_ms, left }
+                    v1::EndedIncarnation { incarnation, ago_ms, left }
                 };
-                v1::item::Kind::RunsEnded(v1::RunsEnded { runs: incarnations.iter().map(ended).collect() })
+                v1::item::Kind::IncarnationsEnded(v1::IncarnationsEnded {
+                    incarnations: incarnations.iter().map(ended).collect(),
+                })
             }
         })
     }

@@ -48,20 +48,20 @@ impl PeerItem {
     }
 
     pub fn presence_sync(said: PresenceSyncMessage) -> Self {
-        use v1::presence_said::Kind;
+        use v1::presence_sync::Kind;
         let kind = match said {
             PresenceSyncMessage::SnapshotBegin { number, parts } => {
                 Kind::Begun(v1::PresenceBegun { number, parts })
             }
             PresenceSyncMessage::SnapshotEnd { number, streams } => {
-                Kind::Ended(v1::PresenceEnded { number, lanes: streams })
+                Kind::Ended(v1::PresenceEnded { number, streams })
             }
             PresenceSyncMessage::Digests { parts, digests } => {
                 Kind::Digests(v1::PresenceDigests { parts, digests })
             }
-            PresenceSyncMessage::SnapshotRequest { parts } => Kind::Asked(v1::PresenceAsked { parts }),
+            PresenceSyncMessage::SnapshotRequest { parts } => Kind::Asked(v1::PresenceRequest { parts }),
         };
-        Self::of(v1::item::Kind::PresenceSaid(v1::PresenceSaid { kind: Some(kind) }))
+        Self::of(v1::item::Kind::PresenceSync(v1::PresenceSync { kind: Some(kind) }))
     }
 }
 

@@ -108,7 +108,7 @@ impl SnapshotTestNode {
                         self.interest.remove(&index);
                     }
                 }
-                Some(v1::item::Kind::InterestSaid(said)) => self.snapshot_ends.push(said.epoch),
+                Some(v1::item::Kind::InterestSnapshotEnd(said)) => self.snapshot_ends.push(said.epoch),
                 _ => {}
             }
         }
