@@ -1,4 +1,4 @@
-//! The steps that a message or a connection takes for each publish, delivery or token, each as something to repeat.
+//! Steps that the node takes for each publish, delivery, connection or token, as closures to repeat.
 
 use std::hint::black_box;
 use std::io;
@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 
 pub(crate) struct Step {
     pub(crate) name: &'static str,
-    /// Prepares the step and gives the closure to repeat. Nothing of it runs while another step is counted.
+    /// Prepares the step and gives the closure to repeat. The preparation is not counted.
     pub(crate) make: Box<dyn Fn() -> Box<dyn FnMut()>>,
     /// Number of times that the closure takes the step.
     pub(crate) times: u32,
@@ -53,7 +53,7 @@ fn step<Once: FnMut() + 'static>(name: &'static str, make: impl Fn() -> Once + '
 
 const SIGNED: &str = "app.key\n3600000\n{\"*\":[\"subscribe\"]}\n\n1800000000000\n0123456789abcdef012345\n";
 
-/// 128 bytes, as in the fan-out benchmark.
+/// Data of 128 bytes, as in the fan-out benchmark.
 fn data() -> String {
     format!("\"{}\"", "x".repeat(126))
 }
@@ -67,7 +67,7 @@ fn read_a_publish() -> impl FnMut() {
     }
 }
 
-/// Once for all subscribers of a format, with the WebSocket head.
+/// Encodes a delivery once for all subscribers of a format, with the WebSocket head.
 fn encode_a_delivery() -> impl FnMut() {
     let data = RawValue::from_string(data()).expect("a JSON text");
     move || {
@@ -90,7 +90,7 @@ fn hand_to_a_shard() -> impl FnMut() {
     let inbox = Inbox::new(waker, 1 << 20);
     let mut taken = Vec::new();
     move || {
-        // The waker is of this poll.
+        // The poll must outlive its waker.
         let _ = &poll;
         inbox.push(black_box(1_u64), 256);
         inbox.take(&mut taken);
@@ -112,7 +112,7 @@ fn queue_and_write() -> impl FnMut() {
 /// Subscribers of a channel, as in the fan-out benchmark.
 const SUBSCRIBERS: u32 = 80;
 
-/// Publishes and writes to the sockets, as a shard does that has all subscribers.
+/// Publishes and writes to the sockets, as a shard that has all subscribers does.
 fn publish_and_deliver() -> impl FnMut() {
     let (limits, clock) = (Limits::default(), Clock::manual(NOW_S * 1000));
     let shard = Arc::new(PolledInbox::new());
@@ -151,9 +151,9 @@ fn publish_and_deliver() -> impl FnMut() {
     }
 }
 
-/// A shard that need not be woken.
+/// Inbox of a shard that is awake.
 struct PolledInbox {
-    /// The waker of the inbox is of it.
+    /// Poll of the inbox's waker.
     _poll: mio::Poll,
     inbox: Inbox<Arc<MessageDelivery>>,
 }

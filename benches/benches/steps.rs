@@ -1,4 +1,4 @@
-//! How long the hot steps take: `cargo bench -p fanfare-benches`.
+//! Time that the hot steps take: `cargo bench -p fanfare-benches`.
 
 #[path = "../steps.rs"]
 mod steps;

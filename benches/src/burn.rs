@@ -1,4 +1,4 @@
-//! Work for nobody, which takes all of the CPU that it is given.
+//! Threads that take all of the CPU that they get, as a load beside a measurement.
 
 use std::hint::black_box;
 use std::io;
@@ -10,12 +10,12 @@ use crate::Result;
 
 #[derive(Args)]
 pub struct Options {
-    /// How many threads burn.
+    /// Number of threads.
     #[arg(long)]
     pub threads: usize,
 }
 
-/// Says that it burns, and does so until stdin ends.
+/// Says on stdout that the threads run, and burns until stdin ends.
 pub fn burn(options: &Options) -> Result<()> {
     for _ in 0..options.threads {
         thread::spawn(|| {

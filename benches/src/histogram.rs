@@ -22,7 +22,7 @@ impl Histogram {
         self.highest_ns = self.highest_ns.max(ns);
     }
 
-    /// Takes what another one has recorded, too.
+    /// Adds all that another histogram has recorded.
     pub fn add(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(count, more)| *count += more);
         self.total += other.total;
@@ -37,7 +37,8 @@ impl Histogram {
         to_ms(self.highest_ns)
     }
 
-    /// The time that `share` (0 to 1) of what was recorded did not exceed, in milliseconds; 0 when nothing was.
+    /// Gives the time in milliseconds that `share` (0 to 1) of the recorded times did not exceed; 0 for an empty
+    /// histogram.
     pub fn quantile_ms(&self, share: f64) -> f64 {
         let rank = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;
@@ -55,7 +56,7 @@ fn to_ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// Values below `STEPS` have a bucket each; above, every power of two is cut into `STEPS`.
+/// Gives the bucket of a value. Values below `STEPS` have a bucket each; above, every power of two is cut into `STEPS`.
 fn bucket(ns: u64) -> usize {
     if ns < STEPS as u64 {
         return ns as usize;

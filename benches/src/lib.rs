@@ -1,7 +1,7 @@
 //! Benchmarks: the cost of Fanfare beside a baseline of nothing but sockets and disk.
 //!
-//! `run` holds the comparisons; `load`, `floor`, `store_loop`, `burn`, `link`, `cql` and `targets` are the
-//! processes they start.
+//! `run` holds the comparisons; `load`, `baseline`, `store_loop`, `burn`, `link`, `cql` and `targets` are the processes
+//! they start.
 
 use std::fmt;
 
@@ -19,16 +19,16 @@ pub mod store_loop;
 pub mod targets;
 pub mod wire;
 
-/// An error that ends a measurement; its text says which step failed.
+/// Error that ends a measurement; its text says which step failed.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Finding of a sound measurement: the server could not keep up with the rate, and why.
+/// Result of a valid measurement in which the server could not keep up with the rate, with the reason.
 #[derive(Debug)]
 pub struct NotCarried(pub String);
 
 impl NotCarried {
-    /// Exit code of a generator that found this; its stdout has the reason.
+    /// Exit code of a generator with this result; its stdout has the reason.
     pub const EXIT_CODE: u8 = 3;
 }
 

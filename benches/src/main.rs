@@ -4,7 +4,7 @@ use clap::{Parser, Subcommand};
 use fanfare_benches::targets::{confirm, receiver};
 use fanfare_benches::{NotCarried, Result, baseline, burn, load, os, run, shares, store_loop};
 
-/// Measures Fanfare beside the transport floor and the bare store loop.
+/// Measures Fanfare beside the baseline server and the bare store loop.
 #[derive(Parser)]
 #[command(name = "bench", args_override_self = true)]
 struct Arguments {
@@ -14,20 +14,21 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything, in one go: a table on stdout, and with --out the same as JSON.
+    /// Compares the node with the baseline server and the bare store loop: a table on stdout, and with --out the same
+    /// as JSON.
     Run(run::Options),
-    /// Fan-out, idle connections, herds, durable publishes and slow readers, over Fanfare, the floor and every peer, in one go: tables on stdout, and with --out the same as JSON.
+    /// Fan-out, idle load, storms, durable publishes and slow readers, for Fanfare, the baseline and every peer; tables on stdout.
     Peers(run::peers::Options),
-    /// Several nodes beside one, a link alone, and how long a node is held for alive; tables on stdout.
+    /// Several nodes beside one, a link alone, and false failure detection without CPU to spare; tables on stdout.
     Cluster(run::cluster::Options),
     /// The shared store beside the driver alone, over databases of one node and of three; tables on stdout.
     Store(run::store::Options),
-    /// Integrations and queues: what an ack costs with a target, how many events leave, and whether targets that fail hold up others; tables on stdout.
+    /// Integrations and queues: cost of an ack with a target, events per second, and isolation from failing targets; tables on stdout.
     Targets(run::targets::Options),
     /// The load generator alone: one workload, its result as one JSON line on stdout.
     #[command(subcommand)]
     Load(load::Workload),
-    /// The transport floor: writes a pre-encoded frame into every subscriber's socket, and does nothing else.
+    /// The baseline server: writes a pre-encoded frame into every subscriber's socket, and does nothing else.
     #[command(name = "floor-server")]
     BaselineServer(baseline::Options),
     /// The bare store loop: batches with one fsync each, its result as one JSON line on stdout.

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-/// Greatest number of entries to which the table of open files is grown ahead, which take half a MB.
+/// Greatest number of entries to which the table of open files is grown ahead; they take half a MB.
 const ROOM_MAX: u64 = 1 << 16;
 
 /// Lifts the soft limit on open files to the hard one, for this process and what it starts.
@@ -28,11 +28,11 @@ pub fn raise_open_files() -> io::Result<u64> {
     if done { Ok(limit.rlim_cur) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets the kernel's table of open files have room for so many at once. Where threads share it, whoever opens a file waits each time that
-/// the table grows, for 10 to 30 ms. To be called before there are threads.
+/// Grows the kernel's table of open files to `files` entries, before there are threads. Later each growth would stop a
+/// thread that opens a file for 10 to 30 ms, since threads share the table.
 pub fn make_room_for_files(files: u64) {
     let highest = files.clamp(1, ROOM_MAX) - 1;
-    // SAFETY: both calls take numbers only, and the second one a file that nobody else knows.
+    // SAFETY: both calls take numbers only, and no other code has the file of the second one.
     unsafe {
         let file = libc::fcntl(libc::STDERR_FILENO, libc::F_DUPFD_CLOEXEC, highest);
         if file >= 0 {
@@ -41,7 +41,7 @@ pub fn make_room_for_files(files: u64) {
     }
 }
 
-/// An error that says what to do, where a process may open fewer files than so many.
+/// Returns an error that says what to do if a process may open fewer than `needed` files.
 pub fn need_open_files(needed: u64) -> io::Result<()> {
     enough_open_files(raise_open_files()?, needed)
 }
@@ -93,8 +93,9 @@ pub fn terminate(pid: u32) -> io::Result<()> {
     }
 }
 
-/// A socket that is bound to an address alone gets its port when it connects, of all that are free for that peer. Without this the kernel looks
-/// for one that is free for every peer, which takes seconds of CPU where tens of thousands were used a moment ago.
+/// Lets the kernel choose the port of a bound socket when it connects, among the ports that are free for that peer.
+/// Without this the kernel looks for a port that is free for every peer, which takes seconds of CPU if tens of
+/// thousands were used a moment ago.
 pub fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
     let on: libc::c_int = 1;
     // SAFETY: the socket is open, and `on` is a c_int that outlives the call.
@@ -110,17 +111,17 @@ pub fn choose_port_late(socket: BorrowedFd<'_>) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets the threads of a process, and all that they start, run on these cores only.
+/// Restricts the threads of a process, and all that they start, to these cores.
 pub fn pin(pid: u32, cores: Range<usize>) -> io::Result<()> {
     // SAFETY: all zeros is the empty set.
     let mut set: libc::cpu_set_t = unsafe { mem::zeroed() };
     for core in cores {
-        // SAFETY: `set` is valid; a core that it has no room for is passed over.
+        // SAFETY: `set` is valid; a core beyond its size is passed over.
         unsafe { libc::CPU_SET(core, &mut set) };
     }
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
         let id = thread?.file_name().to_string_lossy().parse().map_err(io::Error::other)?;
-        // SAFETY: `set` is valid and as large as is said.
+        // SAFETY: `set` is valid and has the stated size.
         let done = unsafe { libc::sched_setaffinity(id, size_of_val(&set), &raw const set) } == 0;
         let error = io::Error::last_os_error();
         // A thread may have ended meanwhile.

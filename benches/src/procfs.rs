@@ -1,4 +1,4 @@
-//! Memory, machine and kernel as `/proc` and `/sys` tell them.
+//! Memory, machine and kernel, read from `/proc` and `/sys`.
 
 use std::{fs, io};
 
@@ -9,7 +9,7 @@ pub fn resident_bytes(pid: u32) -> io::Result<u64> {
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::other("no VmRSS in /proc/<pid>/status"))
 }
 
-/// Gives the resident memory of all these processes together.
+/// Gives the resident memory of these processes together, in bytes.
 pub fn resident_bytes_of(pids: &[u32]) -> io::Result<u64> {
     pids.iter().map(|pid| resident_bytes(*pid)).sum()
 }
@@ -22,7 +22,7 @@ pub fn socket_bytes() -> io::Result<u64> {
     pages.map(|pages| pages * PAGE_BYTES).ok_or_else(|| io::Error::other("no TCP mem in /proc/net/sockstat"))
 }
 
-/// TCP segments with data that the machine has sent since it is up, without those sent again.
+/// TCP segments with data that the machine has sent since its start, without retransmissions.
 pub fn segments_sent() -> io::Result<u64> {
     let netstat = fs::read_to_string("/proc/net/netstat")?;
     counter_of(&netstat, "TcpExt:", "TCPOrigDataSent")
@@ -36,7 +36,7 @@ fn counter_of(netstat: &str, group: &str, name: &str) -> Option<u64> {
     counts.nth(names.position(|other| other == name)?)?.parse().ok()
 }
 
-/// The unit of `mem` in sockstat on every machine this is run on.
+/// Unit of `mem` in sockstat.
 const PAGE_BYTES: u64 = 4096;
 
 pub fn cpu_model() -> String {
@@ -55,7 +55,7 @@ pub fn congestion_control() -> String {
     line_of("/proc/sys/net/ipv4/tcp_congestion_control")
 }
 
-/// How the kernel guards its indirect calls, such as `Mitigation: Retpolines; …`.
+/// Mitigation of the kernel for indirect calls, such as `Mitigation: Retpolines; …`.
 pub fn spectre_v2() -> String {
     line_of("/sys/devices/system/cpu/vulnerabilities/spectre_v2")
 }

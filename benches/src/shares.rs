@@ -6,8 +6,8 @@ use std::io::{self, BufRead};
 
 use crate::Result;
 
-/// A step of a delivery, and the functions of Linux 6 that are it. A sample belongs to the first of its functions, from the innermost
-/// outwards, that is in any of them.
+/// Steps of a delivery, each with its functions of Linux 6. A sample belongs to the innermost of its functions that is
+/// in any step.
 const STEPS: [(&str, &[&str]); 14] = [
     ("waking who reads", &["sock_def_readable"]),
     ("acks of who reads", &["tcp_ack", "tcp_send_ack", "__tcp_send_ack"]),
@@ -73,10 +73,11 @@ const STEPS: [(&str, &[&str]); 14] = [
     ("the server itself", &[]),
 ];
 
-/// Reads a profile as `perf script` prints it, a stack in each block of lines, and prints a table.
+/// Reads a profile in the form of `perf script`, one stack in each block of lines, and prints a table.
 ///
 /// # Errors
-/// What cannot be read, or has no stack in it.
+///
+/// Returns an error if the profile cannot be read or has no stack.
 pub fn print() -> Result<()> {
     print!("{}", table(io::stdin().lock())?);
     Ok(())

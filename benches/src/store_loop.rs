@@ -1,8 +1,9 @@
-//! The bare store loop: what the disk and fjall give when there is nothing before them.
+//! The bare store loop: the throughput of the disk and of fjall alone.
 //!
-//! Groups of rows as large as the pipelined publishes under way, one batch and one fsync per group, one commit after the other in one
-//! thread. Another one makes the rows meanwhile: between two commits what the database does beside them would else have a core for
-//! itself, in time that nobody counts. Database and table are set as the node sets its own, and sealed as it does.
+//! It writes groups of rows as large as the pipelined publishes under way, with one batch and one fsync per group, one
+//! commit after another in one thread. A second thread makes the rows meanwhile, since else the background work of the
+//! database would have a core for itself between two commits, in time that is not counted. Database and table have the
+//! settings and the encryption of the node's.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -24,18 +25,18 @@ use crate::load::Meter;
 use crate::wire::stamp::Stamp;
 
 const WARM_UP: Duration = Duration::from_secs(2);
-/// Batches that may wait to be committed.
+/// Number of batches that may wait to be committed.
 const BATCHES_READY: usize = 4;
-/// Channels of the rows: as many as a run has publishers.
+/// Number of channels of the rows: that of the publishers of a run.
 const CHANNELS: u64 = 16;
 const DATA_BYTES: usize = 128;
-/// The account of a node that has none configured.
+/// Account of a development directory.
 const ACCOUNT: &str = "dev";
 const INCARNATION: u64 = 0x0123_4567_89ab_cdef;
 
 #[derive(Args)]
 pub struct Options {
-    /// An empty folder on the disk to measure.
+    /// Empty folder on the disk to measure.
     #[arg(long)]
     pub folder: PathBuf,
     /// Rows per batch and fsync.
@@ -53,7 +54,7 @@ pub struct Outcome {
     pub waited_s: f64,
     pub commit_p50_ms: f64,
     pub commit_p99_ms: f64,
-    /// Cores that the threads used, the one that makes the rows included.
+    /// Cores that the threads used, with the thread that makes the rows.
     pub cores: f64,
     pub cpu_us_each: f64,
 }
@@ -79,7 +80,7 @@ fn run(options: &Options) -> Result<Outcome> {
     })
 }
 
-/// Makes batches until nobody takes them.
+/// Makes batches until the receiver is dropped.
 fn make(
     database: &Database,
     rows: &Keyspace,
@@ -129,7 +130,8 @@ fn commit(batches: Receiver<OwnedWriteBatch>, tables: &[Table], options: &Option
     })
 }
 
-/// Account and channel with their lengths, and the position inverted, so that the newest is first.
+/// Makes the key of a row: account and channel with their lengths, then the inverted position, so that the newest row
+/// is first.
 fn key(row: u64, timestamp_ms: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(64);
     for part in [ACCOUNT, &channel(row)] {
@@ -141,7 +143,7 @@ fn key(row: u64, timestamp_ms: u64) -> Vec<u8> {
     key
 }
 
-/// The record of a message as the publishers of the comparison send it.
+/// Makes the record of a message, as the node stores those of the comparison.
 fn value(row: u64, timestamp_ms: u64) -> Result<Vec<u8>> {
     let data = Stamp { sent_ns: timestamp_ms * 1_000_000, sequence: row as u32 }.data(DATA_BYTES);
     let data = RawValue::from_string(data)?;
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
     use crate::link::Publishing;
 
-    /// Gives the rows that the node leaves in its store of one publish.
+    /// Gives the key and value that the node stores for one publish.
     fn stored() -> (Vec<u8>, Vec<u8>) {
         let folder = tempfile::tempdir().expect("a folder");
         let (limits, clock) = (Limits::default(), Clock::system());

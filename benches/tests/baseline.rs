@@ -1,4 +1,4 @@
-//! The generator against the floor, in small: every delivery is found and every publish acked.
+//! The generator against the baseline server, in small: every delivery is found and every publish acked.
 #![expect(clippy::unwrap_used, reason = "in a test a failed step is a failed test")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -36,7 +36,7 @@ impl BaselineProcess {
         Self { process, address: address.trim().to_owned() }
     }
 
-    /// Why the workload is too much for it.
+    /// Gives the reason why the baseline does not carry the workload.
     fn not_carried(&self, workload: &[&str]) -> String {
         let output = self.generator(workload).output().unwrap();
         assert_eq!(output.status.code(), Some(NotCarried::EXIT_CODE.into()));
@@ -97,7 +97,7 @@ fn non_reading_subscribers_expect_no_deliveries() {
     let outcome: FanoutOutcome = BaselineProcess::start().load(&[&fanout[..], &["--bytes", "4096"]].concat());
     assert_eq!(outcome.deliveries, 18 * 200);
     assert!(!outcome.faults.any(), "{:?}", outcome.faults);
-    // The floor gives up each of the two as soon as it cannot be written to. For how long they were attached depends on the machine.
+    // The baseline closes each of the two as soon as a write fails. The time until then depends on the machine.
     let slow = outcome.slow.unwrap();
     assert!(slow.given_up >= 2 && (0.0..1.0).contains(&slow.attached), "{slow:?}");
 }
@@ -125,7 +125,7 @@ fn idle_connections_are_held() {
 fn each_connection_hears_each_heartbeat() {
     let idle = ["idle", "--connections", "50", "--attached", "3", "--settle-seconds", "2"];
     let outcome: IdleOutcome = BaselineProcess::with(&["--heartbeat-ms", "200"]).load(&idle);
-    // A heartbeat that is late puts off the next one, and none comes early.
+    // A late heartbeat delays the next one, and none comes early.
     let most = (outcome.opening.wall_s + outcome.holding.wall_s) / 0.2 + 1.0;
     assert!((2.0..=most).contains(&outcome.received), "{}", outcome.received);
     assert_eq!(outcome.said, 0.0, "who spoke a moment ago need not say that it lives");
@@ -145,7 +145,7 @@ fn connection_storm_attaches_every_connection() {
 #[test]
 fn refused_connections_are_counted() {
     let mut refusing = BaselineProcess::start();
-    // Bound, so that nobody else has the port, and not listened on.
+    // The socket is bound, so that no other process gets the port, and does not listen.
     let not_listening = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     not_listening.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
     refusing.address = not_listening.local_addr().unwrap().as_socket().unwrap().to_string();

@@ -17,10 +17,10 @@ use std::process::{Command, ExitCode, Stdio};
 use serde::{Deserialize, Serialize};
 use steps::Step;
 
-/// How far from its bound a step may be: C libraries and processors differ in how they copy and hash. One that costs less gets a
-/// new bound, or it could cost more again without being found.
+/// Greatest deviation of a step from its bound: C libraries and processors differ in how they copy and hash. A step
+/// that costs less gets a new bound, or a later increase would not be found.
 const MARGIN: f64 = 0.15;
-/// Two counts of a step, of which the difference has nothing of start and end in it.
+/// Repetitions of the first of two counts. The difference of the counts contains no start and no end.
 const BASE_TIMES: u32 = 50;
 const MANY: u32 = 250;
 const REPEAT: &str = "--repeat";
@@ -30,7 +30,7 @@ const BOUNDS: &str = include_str!("instructions.json");
 /// Bounds of one repetition of each step, by name.
 #[derive(Serialize, Deserialize)]
 struct Bounds<'a> {
-    /// The release with which they were counted.
+    /// Release of rustc with which the bounds were counted.
     rustc: String,
     #[serde(borrow)]
     steps: BTreeMap<&'a str, u64>,
@@ -48,7 +48,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
             println!("{}", serde_json::to_string_pretty(&counted)?);
             Ok(ExitCode::SUCCESS)
         }
-        // The test runner asks all of them what there is.
+        // The test runner asks every test binary for its list of tests.
         _ if words.contains(&"--list") => Ok(ExitCode::SUCCESS),
         _ => check(),
     }
@@ -115,7 +115,7 @@ fn missing() -> ExitCode {
     if required { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The release, as 1.95.
+/// Gives the release of rustc, such as 1.95.
 fn rustc() -> Result<String, Box<dyn Error>> {
     let output =
         Command::new(env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("--version").output()?;
@@ -134,7 +134,7 @@ fn judge(counted: u64, bound: u64) -> Option<String> {
         .then(|| format!("{counted} instructions, {percent:.0} % of its bound: renew it"))
 }
 
-/// Instructions of one repetition.
+/// Counts the instructions of one repetition.
 fn count(step: &Step) -> Result<u64, Box<dyn Error>> {
     let [base, many] = [BASE_TIMES, MANY].map(|times| instructions(step.name, times));
     Ok(many?.saturating_sub(base?) / u64::from((MANY - BASE_TIMES) * step.times))

@@ -1,4 +1,4 @@
-//! Both ends of a link, in small: what is sent comes, whichever way it is fed.
+//! Both ends of a link, in small: all that is sent arrives, with either way to feed it.
 #![expect(clippy::unwrap_used, reason = "in a test a failed step is a failed test")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -28,7 +28,7 @@ impl Sink {
         Self { process, stdout, address: address.trim().to_owned() }
     }
 
-    /// How many messages came.
+    /// Ends the sink and gives the number of messages that it received.
     fn end(mut self) -> u64 {
         drop(self.process.stdin.take());
         let mut rest = String::new();

@@ -1,4 +1,4 @@
-//! Events on their way to targets: what a target sees over all attempts at it, and when a node has sent all.
+//! Events on their way to targets: the attempts that a target receives, and the time at which a node has sent all.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use crate::{Node, wait_until};
 
-/// An attempt after a few that failed comes within this time.
+/// Greatest time until a further attempt, after a few that failed.
 const SENT: Duration = Duration::from_secs(60);
 
-/// Waits until no event of the node waits for a target.
+/// Waits until no event of the node is in its outbox.
 pub async fn until_sent(node: &Node) {
     let waiting = async || {
         let states = node.operate("GET", "/outbox").await.json();
@@ -37,7 +37,7 @@ pub fn assert_whole_batches<'a>(target: &str, attempts: impl IntoIterator<Item =
     }
 }
 
-/// The channel and the id of each item of an envelope; a presence event has no id, and stands for itself.
+/// Gives channel and id of each item of an envelope. A presence event has no id, so its text stands for it.
 fn items_of(body: &[u8]) -> Vec<(String, String)> {
     let envelope: Value = serde_json::from_slice(body).expect("an envelope");
     let text = |value: &Value| value.as_str().expect("a text").to_owned();

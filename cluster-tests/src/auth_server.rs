@@ -16,10 +16,10 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Gives the body of the next answer.
+/// Function that gives the body of the next answer.
 type Answer = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
 
-/// Listens until it is dropped.
+/// Token server, which listens until it is dropped.
 pub struct AuthServer {
     addr: SocketAddr,
     state: Arc<State>,
@@ -27,14 +27,14 @@ pub struct AuthServer {
 }
 
 struct State {
-    /// A refusal with this status in place of an answer.
+    /// Status of a refusal, in place of an answer.
     refusal: Mutex<Option<StatusCode>>,
     answer: Answer,
     requests: AtomicUsize,
 }
 
 impl AuthServer {
-    /// Answers a request that has the header `x-user: ann` with 200 and what `answer` gives, any other with 401.
+    /// Answers requests with the header `x-user: ann` with 200 and the text that `answer` gives, all others with 401.
     pub async fn start<F, T>(answer: F) -> Self
     where
         F: Fn() -> T + Send + Sync + 'static,
@@ -54,7 +54,7 @@ impl AuthServer {
         format!("http://{}/token", self.addr)
     }
 
-    /// Refuses with this status from now on; none: answers again.
+    /// Refuses requests with this status from now on; `None`: answers again.
     pub fn refuse(&self, status: Option<StatusCode>) {
         *self.state.refusal.lock().unwrap_or_else(PoisonError::into_inner) = status;
     }
@@ -71,7 +71,7 @@ async fn serve(listener: TcpListener, state: Arc<State>) {
         let state = Arc::clone(&state);
         connections.spawn(async move {
             let answer = service_fn(async |request| Ok::<_, Infallible>(state.answer(&request).await));
-            // A client that went away is none of the server's business.
+            // A client that closed its connection is no fault of the server.
             let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), answer).await;
         });
     }

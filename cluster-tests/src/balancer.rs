@@ -1,4 +1,4 @@
-//! A TCP load balancer (HAProxy) in front of nodes, which it asks whether they are ready.
+//! A TCP load balancer (HAProxy) in front of nodes, with checks of their readiness.
 
 use std::fmt::Write as _;
 use std::net::{SocketAddr, TcpListener};
@@ -14,7 +14,7 @@ use crate::{Node, SOON, system, wait_until};
 
 const PROGRAM: &str = "haproxy";
 
-/// A balancer in a process of its own. Whoever has fewest connections gets the next one. Dropping it ends it.
+/// A balancer in a process of its own. A new connection goes to the node with the fewest. Dropping it ends it.
 pub struct Balancer {
     addr: SocketAddr,
     socket: PathBuf,
@@ -29,7 +29,7 @@ impl Balancer {
         Self::start_with(nodes, "").await
     }
 
-    /// The same, with further words for each server, as `send-proxy-v2`.
+    /// Starts a balancer as [`Balancer::start`] does, with further words for each server, such as `send-proxy-v2`.
     pub async fn start_with(nodes: &[Node], server: &str) -> Option<Self> {
         let is_there = Command::new(PROGRAM).arg("-v").stdout(Stdio::null()).status().is_ok();
         if !is_there {
@@ -38,7 +38,7 @@ impl Balancer {
         }
         let folder = tempfile::tempdir().expect("a temporary folder");
         let (file, socket) = (folder.path().join("haproxy.cfg"), folder.path().join("haproxy.sock"));
-        // It gets a socket that listens already, so that its port is nobody else's.
+        // The balancer gets a socket that listens already, so that no other process can take its port.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let addr = listener.local_addr().expect("bound");
         let mut text = format!(
@@ -76,7 +76,7 @@ impl Balancer {
         format!("ws://{}", self.addr)
     }
 
-    /// Finds the node of this index where it is after a restart, and waits until it gets connections.
+    /// Sends connections to the present address of a restarted node, and waits until it is ready for the balancer.
     pub async fn follow(&self, index: usize, node: &Node) {
         let (clients, admin) = (node.addr(), node.admin());
         let at = |addr: SocketAddr| format!("{} port {}", addr.ip(), addr.port());
@@ -100,7 +100,7 @@ impl Balancer {
         wait_until(SOON, "the balancer to find the node ready", async || self.is_ready(index).await).await;
     }
 
-    /// None while it does not run.
+    /// Sends a command to the balancer; `None` while it does not run.
     async fn ask(&self, command: &str) -> Option<String> {
         let mut stream = UnixStream::connect(&self.socket).await.ok()?;
         stream.write_all(format!("{command}\n").as_bytes()).await.ok()?;
@@ -112,7 +112,7 @@ impl Balancer {
 
 impl Drop for Balancer {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -17,22 +17,22 @@ use crate::{NodeOptions, SOON, wait_for};
 /// Variable with the address of the server that all tests of a run share; `cassandra/with` sets it.
 const SHARED: &str = "FANFARE_TEST_CQL";
 
-/// Nodes of one server.
+/// Greatest number of nodes of one server.
 const NODES_MAX: usize = 3;
 
-/// How the keyspaces of tests begin. The process follows that made them.
+/// Beginning of a test keyspace's name; the id of the process follows.
 const KEYSPACE: &str = "t_";
 
-/// One server, or several nodes of one.
+/// A server of one or several nodes.
 #[derive(Clone)]
 pub struct Cassandra {
-    /// The contact points, each an address and a port.
+    /// Contact points, each `address:port`.
     points: Arc<[String]>,
     /// Script of a server that ends with the test.
     own: Option<Arc<Script>>,
 }
 
-/// A test's turn at a server that it may kill.
+/// A server that a test may kill, while no other test uses it.
 pub struct ExclusiveCassandra(MutexGuard<'static, Option<Cassandra>>);
 
 impl Deref for ExclusiveCassandra {
@@ -44,10 +44,11 @@ impl Deref for ExclusiveCassandra {
 }
 
 impl Cassandra {
-    /// User and password of whoever may do everything in [`Cassandra::start_with_users`].
+    /// User and password of the superuser of [`Cassandra::start_with_users`].
     pub const ADMIN: (&str, &str) = ("cassandra", "cassandra");
 
-    /// The server of this run, which no test may disturb; none where it cannot be started, which `CI=true` forbids.
+    /// Gives the server of this run, which no test may disturb; `None` if it cannot be started, which `CI=true`
+    /// forbids.
     pub fn shared() -> Option<Self> {
         static STARTED: OnceLock<Option<Cassandra>> = OnceLock::new();
         let started = STARTED.get_or_init(|| {
@@ -62,21 +63,22 @@ impl Cassandra {
         started.clone()
     }
 
-    /// The server of this run if it has at least `nodes` nodes, which no test may disturb; else one of the test's own.
+    /// Gives the server of this run, which no test may disturb, if it has at least `nodes` nodes; else a server of the
+    /// test's own.
     pub fn of(nodes: usize) -> Option<Self> {
         let named = std::env::var(SHARED).unwrap_or_default();
         if split(&named).len() >= nodes { Self::shared() } else { Self::start(nodes) }
     }
 
-    /// A server of `nodes` nodes for one test; `batch` acknowledges a write when it is on the disk. None where it cannot be
-    /// started, which `CI=true` forbids.
+    /// Starts a server of `nodes` nodes for one test. It acknowledges a write when that is on the disk. `None` if it
+    /// cannot be started, which `CI=true` forbids.
     pub fn start(nodes: usize) -> Option<Self> {
         Self::start_with(&["--nodes", &nodes.to_string()])
     }
 
-    /// A server of `nodes` nodes that a test may stop, stall and kill, and has for itself meanwhile. The tests of a process take turns at
-    /// one server, since a start costs more than most of them; after a test that failed the next one has a new server. None where it
-    /// cannot be started, which `CI=true` forbids. Blocks.
+    /// Gives a server of `nodes` nodes that a test may stop, stall and kill, and that no other test uses meanwhile. The
+    /// tests of a process share one such server, since a start takes longer than most tests; after a failed test the
+    /// next one gets a new server. `None` if it cannot be started, which `CI=true` forbids. Blocks.
     pub fn to_kill(nodes: usize) -> Option<ExclusiveCassandra> {
         static SERVERS: [Mutex<Option<Cassandra>>; NODES_MAX + 1] =
             [const { Mutex::new(None) }; NODES_MAX + 1];
@@ -88,29 +90,29 @@ impl Cassandra {
         });
         match &*kept {
             None => *kept = Some(Self::start(nodes)?),
-            // As the test before may have left it.
+            // The former test may have left nodes stalled or stopped.
             Some(server) => server.recover(),
         }
         Some(ExclusiveCassandra(kept))
     }
 
-    /// The same, of one node that asks who it is; it knows [`Cassandra::ADMIN`].
+    /// Starts a server of one node with authentication, whose superuser is [`Cassandra::ADMIN`].
     pub fn start_with_users() -> Option<Self> {
         Self::start_with(&["--access", "users"])
     }
 
-    /// The same, of one node on that host. [`Cassandra::fetch`] must have been called where there is a network.
+    /// Starts a server of one node on that host. [`Cassandra::fetch`] must have been called before, with a network.
     pub fn start_on(host: &Host) -> Option<Self> {
         let address = host.address().to_string();
         Self::start_by(|own| host.within(|| own.run(&["start", "--address", &address])))
     }
 
-    /// The same, of one node at an address of the network that this thread is in.
+    /// Starts a server of one node at an address of this thread's network.
     pub fn start_at(address: &str) -> Option<Self> {
         Self::start_by(|own| own.run(&["start", "--address", address]))
     }
 
-    /// Fetches what a start needs, where that is possible.
+    /// Downloads the files that a start needs, if possible.
     pub fn fetch() {
         let fetched = Command::new(script("cassandra")).arg("fetch").stdout(Stdio::null()).status();
         assert!(fetched.is_ok(), "the script can be started: {fetched:?}");
@@ -120,7 +122,7 @@ impl Cassandra {
         Self::start_by(|own| own.run(&[&["start", "--address", "auto"], options].concat()))
     }
 
-    /// `start` gives what the script prints.
+    /// Makes a server from the output of the script, which `start` gives.
     fn start_by(start: impl FnOnce(&Script) -> Option<String>) -> Option<Self> {
         let own = Script::new("cassandra/cassandra", &["signal", "KILL"]);
         let points = start(&own);
@@ -134,7 +136,7 @@ impl Cassandra {
         &self.points
     }
 
-    /// Sends a signal to a node, the first is 1, or to all.
+    /// Sends a signal to a node, counted from 1, or to all.
     pub fn signal(&self, signal: &str, node: Option<usize>) {
         let own = self.own.as_ref().expect("a server of the test's own");
         let node = node.map(|node| node.to_string());
@@ -143,19 +145,19 @@ impl Cassandra {
         assert!(own.run(&arguments).is_some(), "the server takes the signal {signal}");
     }
 
-    /// Starts the nodes again that do not run, and waits until all answer. Blocks.
+    /// Starts the nodes that do not run, and waits until all answer. Blocks.
     pub fn restart(&self) {
         let own = self.own.as_ref().expect("a server of the test's own");
         assert!(own.run(&["start"]).is_some(), "the server starts again");
     }
 
-    /// Starts a node again, the first is 1, and waits until it answers, whatever the others do. Blocks.
+    /// Starts a node, counted from 1, and waits until it answers, whether or not the others do. Blocks.
     pub fn restart_only(&self, node: usize) {
         let own = self.own.as_ref().expect("a server of the test's own");
         assert!(own.run(&["start", "--node", &node.to_string()]).is_some(), "node {node} starts again");
     }
 
-    /// Sets a node to keep its messages here, under a keyspace of [`Cassandra::keyspace`].
+    /// Sets a node to use this server as its store, with a keyspace of [`Cassandra::keyspace`].
     pub fn store(&self, options: NodeOptions, keyspace: &str) -> NodeOptions {
         options
             .environment("FANFARE_STORE", "scylla")
@@ -163,17 +165,17 @@ impl Cassandra {
             .environment("FANFARE_SCYLLA_KEYSPACE", keyspace)
     }
 
-    /// Ends every stall, starts the nodes again that do not run, and waits until all answer.
+    /// Ends every stall, starts the nodes that do not run, and waits until all answer.
     fn recover(&self) {
         let own = self.own.as_ref().expect("a server of the test's own");
         for node in 1..=self.points.len() {
-            // A node that does not run takes no signal.
+            // The signal fails for a node that does not run.
             let _ = own.run(&["signal", "CONT", "--node", &node.to_string()]);
         }
         self.restart();
     }
 
-    /// A session that asks the server without a node of ours between.
+    /// Opens a session with the server, without a Fanfare node between.
     pub async fn session(&self) -> Session {
         wait_for(SOON, "a session with the server", async || {
             SessionBuilder::new().known_nodes(&*self.points).build().await.ok()
@@ -181,7 +183,7 @@ impl Cassandra {
         .await
     }
 
-    /// The same by one node alone, the first is 1.
+    /// Opens a session with one node alone, counted from 1.
     pub async fn session_by(&self, node: usize) -> Session {
         let node = &self.points[node - 1];
         let only = Arc::new(AllowListHostFilter::new([node]).expect("an address"));
@@ -191,7 +193,7 @@ impl Cassandra {
         .await
     }
 
-    /// The same, as a user; the first is there a moment after the server.
+    /// Opens a session as a user. The superuser exists only a moment after the server's start.
     pub async fn session_as(&self, (user, password): (&str, &str)) -> Session {
         wait_for(2 * SOON, "a session with the server", async || {
             SessionBuilder::new().known_nodes(&*self.points).user(user, password).build().await.ok()
@@ -199,7 +201,7 @@ impl Cassandra {
         .await
     }
 
-    /// A keyspace of a test's own, that nothing has made yet.
+    /// Gives the name of a keyspace of the test's own, which does not exist yet.
     pub fn keyspace(&self) -> String {
         let mut random = [0; 8];
         getrandom::fill(&mut random).expect("the operating system gives random bytes");
@@ -207,7 +209,8 @@ impl Cassandra {
     }
 }
 
-/// Drops the keyspaces of test processes that have ended: each table takes memory, and a small server ends with some hundreds.
+/// Drops the keyspaces of test processes that have ended: each table takes memory, and a small server fails with some
+/// hundreds.
 fn drop_what_was_left(points: &Arc<[String]>) {
     let server = Cassandra { points: Arc::clone(points), own: None };
     let dropping = std::thread::spawn(move || {
@@ -237,7 +240,7 @@ fn script(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("cassandra").join(name)
 }
 
-/// Ends when its input closes, which is at the end of this process.
+/// Starts a server that ends with this process, when its input closes.
 fn beside_this_process() -> Option<String> {
     use std::os::unix::process::CommandExt as _;
     let mut child = Command::new(script("with"))
@@ -249,7 +252,7 @@ fn beside_this_process() -> Option<String> {
         .ok()?;
     let mut points = String::new();
     BufReader::new(child.stdout.take()?).read_line(&mut points).ok()?;
-    // The child, and with it the pipe, stays as long as the process.
+    // The child is leaked, so that its pipe stays open as long as this process runs.
     std::mem::forget(child);
     let points = points.trim();
     (!points.is_empty()).then(|| points.to_owned())

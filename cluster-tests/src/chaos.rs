@@ -38,9 +38,9 @@ pub enum Fault {
     Kill,
     /// SIGTERM, then a start.
     Terminate,
-    /// SIGSTOP for 2.5 to 6 s, which counts as a death.
+    /// SIGSTOP for 2.5 to 6 s, long enough for peers to declare the node down.
     Stop,
-    /// SIGSTOP for at most a second, which does not.
+    /// SIGSTOP for at most a second, too short for that.
     Blink,
     /// A cut of all links to the other nodes. The nodes need hosts of their own.
     Cut,
@@ -296,7 +296,7 @@ async fn publish_one(
                     is_acknowledged = answer["op"] == 1;
                     break;
                 }
-                // A node that drains still answers what it took.
+                // A draining node still answers the requests that it accepted.
                 Ok(_) => {}
                 Err(SocketEnd::Silence | SocketEnd::Gone | SocketEnd::Closed(_)) => break,
             }

@@ -18,8 +18,8 @@ pub fn now_s() -> u64 {
     now_ms() / 1000
 }
 
-/// The clock of the nodes started with [`ShiftedClock::under`]; what they ask of the system passes a library that is loaded
-/// before the system's own.
+/// The clock of the nodes started with [`ShiftedClock::under`], by a library that is loaded before the system's own and
+/// changes its time calls.
 pub struct ShiftedClock(TempDir);
 
 impl Default for ShiftedClock {

@@ -17,7 +17,7 @@ use crate::{Directory, Network, Node, NodeOptions, SOON, wait_until};
 /// Key of the nodes of a cluster, for clients.
 const KEY: &str = "secret.k1";
 
-/// Nodes that know of each other; `n0` is the seed of the others.
+/// Nodes of one cluster; `n0` is the seed of the others.
 pub struct Cluster {
     nodes: Vec<Node>,
     key: TempDir,
@@ -29,12 +29,12 @@ impl Cluster {
         Self::with(count, |options| options).await
     }
 
-    /// The same, each on a host of its own, linked.
+    /// Starts `count` nodes, each on a host of its own, and waits until they are linked.
     pub async fn apart(network: &Network, count: usize) -> Self {
         Self::apart_with(network, count, |options| options).await
     }
 
-    /// The same with options of the caller's choice on every node.
+    /// Starts nodes as [`Cluster::apart`] does, with the options that `change` makes.
     pub async fn apart_with(
         network: &Network,
         count: usize,
@@ -42,7 +42,7 @@ impl Cluster {
     ) -> Self {
         let on_host = |options: NodeOptions| {
             let host = network.host();
-            // There it is alone, and its ports stay the same when it starts again.
+            // The node is alone on its host, so its ports stay the same over restarts.
             let at = |port: u16| format!("{}:{port}", host.address());
             let options = change(options).on(&host).environment("FANFARE_GOSSIP_LISTEN", &at(7946));
             options.environment("FANFARE_PEER_LISTEN", &at(7947))
@@ -75,19 +75,19 @@ impl Cluster {
         self.nodes.push_mut(node)
     }
 
-    /// The same, and waits until each knows what each other one wants.
+    /// Starts `count` nodes, and waits until each knows the interest of all others.
     pub async fn linked(count: usize) -> Self {
         Self::linked_with(count, |options| options).await
     }
 
-    /// The same with options of the caller's choice on every node.
+    /// Starts nodes as [`Cluster::linked`] does, with the options that `change` makes.
     pub async fn linked_with(count: usize, change: impl Fn(NodeOptions) -> NodeOptions) -> Self {
         let cluster = Self::with(count, change).await;
         cluster.until_linked().await;
         cluster
     }
 
-    /// Waits until each knows what each other one wants.
+    /// Waits until each node knows the interest of all others.
     pub async fn until_linked(&self) {
         for node in &self.nodes {
             wait_until(SOON, "the links to the others", async || {
@@ -97,7 +97,7 @@ impl Cluster {
         }
     }
 
-    /// Starts one more node, and waits until all know it.
+    /// Starts one more node, and waits until all nodes are linked with it.
     pub async fn grow(&mut self) {
         let seed = self.nodes[0].gossip().expect("a node of a cluster");
         let options = options(self.nodes.len(), &self.key_file());
@@ -112,7 +112,7 @@ impl Cluster {
         options.environment("FANFARE_NODE_ID", node_id).environment("FANFARE_SEED", &seed.to_string())
     }
 
-    /// Starts a node again, which others do not find where it was; it finds them by one that runs.
+    /// Restarts a node, which gets new addresses. Its seed is a node that runs.
     pub async fn restart(&mut self, index: usize) {
         let other = (index + 1) % self.nodes.len();
         let seed = self.nodes[other].gossip().expect("a node of a cluster");
@@ -130,7 +130,7 @@ impl Cluster {
     }
 }
 
-/// Writes a cluster key, to be read by whom `mode` says.
+/// Writes a cluster key with the file permissions `mode`.
 pub fn write_key(file: &Path, secret: [u8; 32], mode: u32) {
     let mut options = OpenOptions::new();
     let opened = options.write(true).create_new(true).mode(mode).open(file);
@@ -145,7 +145,7 @@ fn options(index: usize, key_file: &Path) -> NodeOptions {
         .environment("FANFARE_NODE_ID", &format!("n{index}"))
         .environment("FANFARE_STORE", "none")
         .environment("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0")
-        // A link that is cut is waited for; a second in which a busy machine stands still beside that is no refusal.
+        // A publish waits for a cut link. A stall of a second on a busy machine comes on top and must not be a refusal.
         .limit("store_wait_ms", 6_000)
         .environment("FANFARE_GOSSIP_LISTEN", "127.0.0.1:0")
         .environment("FANFARE_PEER_LISTEN", "127.0.0.1:0")
@@ -157,7 +157,7 @@ pub const PEER_ALIVE: &str = "peer is alive";
 pub const PEER_DOWN: &str = "peer is down";
 pub const PEER_STREAM_LOST: &str = "peer stream lost";
 
-/// Gives the log lines of `node` about others: the node that a line is about, and its message.
+/// Gives the log lines of `node` about its peers: the node that a line is about, and its message.
 pub fn peer_log_events(node: &Node) -> Vec<(String, String)> {
     let log = node.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
@@ -165,13 +165,13 @@ pub fn peer_log_events(node: &Node) -> Vec<(String, String)> {
     lines.map(|line| (text(&line, "node"), text(&line, "message"))).collect()
 }
 
-/// Cuts the first node off from the others, which are apart from each other.
+/// Cuts the first node off from the others; all are on hosts of their own.
 pub fn cut_off(network: &Network, nodes: &[Node]) -> Vec<Cut> {
     let others: Vec<_> = nodes[1..].iter().map(Node::host).collect();
     network.split(&[nodes[0].host()], &others)
 }
 
-/// No lane of `from` to `to` carries anything, on nodes that are apart; those of `to` do, and so does gossip.
+/// Cuts the peer streams from `from` to `to`, on hosts of their own. The streams from `to` and gossip still pass.
 pub fn cut_peer_streams(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
     let port = to.peer().expect("a node of a cluster").port();
     let there = network.cut(from.host(), to.host(), PacketLoss::To(port));
@@ -179,14 +179,14 @@ pub fn cut_peer_streams(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
     vec![there, back]
 }
 
-/// Waits until each of these nodes holds the other one for dead.
+/// Waits until each of these nodes has declared the other one down.
 pub async fn until_down(nodes: &[Node], other: &str) {
     let death = (other.to_owned(), PEER_DOWN.to_owned());
     let is_known = || nodes.iter().all(|node| peer_log_events(node).contains(&death));
     wait_until(SOON, "its death to be known", async || is_known()).await;
 }
 
-/// Waits until the first node holds all others for dead, and each of them the first one.
+/// Waits until the first node has declared all others down, and each of them the first one.
 pub async fn until_peers_down(nodes: &[Node]) {
     let deaths = |node: &Node| peer_log_events(node).iter().filter(|(_, said)| said == PEER_DOWN).count();
     let is_dead =

@@ -11,7 +11,7 @@ use prost::Message as _;
 use crate::receiver::{Answer, ReceivedRequest, Receiver};
 use crate::{NodeOptions, SOON, wait_for};
 
-/// Listens until it is dropped.
+/// Collector, which listens until it is dropped.
 pub struct Collector {
     receiver: Receiver,
 }
@@ -25,9 +25,9 @@ pub struct Span {
     pub kind: SpanKind,
     pub trace: String,
     pub id: String,
-    /// Empty: none.
+    /// Id of the parent span; empty: none.
     pub parent: String,
-    /// Traces and spans.
+    /// Trace and span ids of the links.
     pub links: Vec<(String, String)>,
     /// Attributes, with their values as text.
     pub attributes: HashMap<String, String>,
@@ -39,7 +39,7 @@ impl Collector {
         Self { receiver: Receiver::start().await }
     }
 
-    /// Sends traces here, of so many of the requests without a parent.
+    /// Sets a node to send its traces here, with this sampling ratio for requests without a parent.
     pub fn traced(&self, options: NodeOptions, ratio: &str) -> NodeOptions {
         let endpoint = format!("http://{}", self.receiver.addr());
         options
@@ -61,7 +61,7 @@ impl Collector {
         self.receiver.received().iter().flat_map(|request| spans_of(&request.body)).collect()
     }
 
-    /// Waits until there are spans of these nodes and names in the trace, in any order and no others.
+    /// Waits until the trace has spans of exactly these nodes and names, in any order.
     pub async fn trace(&self, trace: &str, expected: &[(&str, &str)]) -> Vec<Span> {
         let mut expected = expected.to_vec();
         expected.sort_unstable();

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use crate::{SOON, binary, system, wait_for, wait_until};
 
-/// A command under way. Dropping it kills it.
+/// A running command. Dropping it kills it.
 pub struct RunningCommand {
     process: Child,
     stdout: Lines,
     stderr: Lines,
 }
 
-/// Whole lines, as they come.
+/// Complete lines of the output so far.
 #[derive(Clone, Default)]
 struct Lines(Arc<Mutex<CapturedOutput>>);
 
@@ -48,12 +48,12 @@ impl Lines {
 }
 
 impl RunningCommand {
-    /// Starts the binary with nothing of the environment; stdin stays open until [`RunningCommand::end_stdin`].
+    /// Starts the binary with an empty environment; stdin stays open until [`RunningCommand::end_stdin`].
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_with(&[], arguments)
     }
 
-    /// The same, with these variables alone.
+    /// Starts the binary with these variables alone.
     pub fn start_with(environment: &[(&str, &str)], arguments: &[&str]) -> Self {
         let mut command = Command::new(binary::path());
         command.args(arguments).env_clear().envs(environment.iter().copied());
@@ -89,14 +89,15 @@ impl RunningCommand {
         self.stderr.all()
     }
 
-    /// Waits until stdout has that many lines, and returns all.
+    /// Waits until stdout has `lines` lines, and gives all.
     pub async fn wait_for_stdout(&self, lines: usize) -> Vec<String> {
         let what = format!("{lines} lines on stdout");
         let waiting = wait_for(SOON, &what, async || Some(self.stdout()).filter(|all| all.len() >= lines));
         waiting.await
     }
 
-    /// Waits for a line on stderr that holds the text, beyond the first `after` lines; gives how many lines are up to it.
+    /// Waits for a line on stderr that contains the text, after the first `after` lines; gives the number of lines up
+    /// to it.
     pub async fn wait_for_stderr(&self, text: &str, after: usize) -> usize {
         let what = format!("{text:?} on stderr");
         let place = || self.stderr().iter().skip(after).position(|line| line.contains(text));
@@ -118,7 +119,7 @@ impl RunningCommand {
         system::interrupt(self.process.id());
     }
 
-    /// Waits for the end, and for the last line.
+    /// Waits for the end of the process and of its output.
     pub async fn ended(&mut self) -> ExitStatus {
         self.ended_within(SOON).await
     }
@@ -137,7 +138,7 @@ impl RunningCommand {
 
 impl Drop for RunningCommand {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
         if thread::panicking() {

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The API server, the scheduler and the controllers may take so long for anything.
+/// Timeout for anything that the API server, the scheduler and the controllers do.
 const SOON: Duration = Duration::from_secs(60);
 
-/// A control plane. Ends with this process, also when that is killed.
+/// A control plane, which ends with this process, even if that is killed.
 pub struct ControlPlane {
     name: String,
-    /// Minor version that the API acts as; none: the newest.
+    /// Minor version of the emulated API; `None`: the newest.
     minor: Option<&'static str>,
     kubeconfig: PathBuf,
     tools: PathBuf,
@@ -39,7 +39,7 @@ impl ControlPlane {
         STARTED.get_or_init(|| Self::start(None)).as_ref()
     }
 
-    /// One of a test's own. Blocks.
+    /// Starts a control plane of the test's own. Blocks.
     pub fn start(minor: Option<&'static str>) -> Option<Self> {
         let name = format!("test-{}-{}", std::process::id(), minor.unwrap_or("newest"));
         let up = script(&name, minor, "up").output().expect("the script can be started");
@@ -48,7 +48,7 @@ impl ControlPlane {
             crate::not_run("Kubernetes cannot be built or started");
             return None;
         }
-        // Ends the cluster when its input closes.
+        // The program ends the cluster when its input closes.
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("kubernetes/cluster");
         let mut keeper = Command::new("sh");
         keeper.args(["-c", "cat >/dev/null; \"$0\" down"]).arg(program);
@@ -93,23 +93,23 @@ impl Namespace<'_> {
         [&["--namespace", &*self.name], arguments].concat()
     }
 
-    /// Fails the test when the command fails. Gives its output.
+    /// Runs `kubectl` and gives its output; the test fails with it.
     pub fn kubectl(&self, arguments: &[&str]) -> String {
         self.of.run("kubectl", &self.arguments(arguments))
     }
 
-    /// The same of helm.
+    /// Runs `helm` and gives its output; the test fails with it.
     pub fn helm(&self, arguments: &[&str]) -> String {
         self.of.run("helm", &self.arguments(arguments))
     }
 
-    /// The command goes on beside the test.
+    /// Starts `helm` without waiting for its end.
     pub fn begin_helm(&self, arguments: &[&str]) -> Child {
         let mut command = self.of.command("helm", &self.arguments(arguments));
         command.stdout(Stdio::null()).spawn().expect("the program can be started")
     }
 
-    /// Gives the outcome of the command, whatever it is.
+    /// Runs `kubectl`, and gives its output whether or not it fails.
     pub fn try_kubectl(&self, arguments: &[&str], input: &str) -> Output {
         use std::io::Write as _;
         let mut command = self.of.command("kubectl", &self.arguments(arguments));
@@ -121,12 +121,12 @@ impl Namespace<'_> {
         running.wait_with_output().expect("it ends")
     }
 
-    /// An object as the API server has it.
+    /// Gives an object of the API server.
     pub fn get(&self, object: &str) -> Value {
         serde_json::from_str(&self.kubectl(&["get", object, "--output", "json"])).expect("JSON")
     }
 
-    /// Waits until something is so.
+    /// Waits until `is_so` gives true.
     pub fn until(&self, what: &str, is_so: impl Fn() -> bool) {
         let begun = Instant::now();
         while !is_so() {

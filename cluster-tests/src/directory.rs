@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// All operations on every channel.
+/// Capability for all operations on every channel.
 pub const ALL: &str = r#"{ "*" = ["subscribe", "publish", "presence", "history", "amqp-subscribe"] }"#;
 
 /// A directory file in the making: one tenant and account for each call of [`Directory::account`].
@@ -12,13 +12,13 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// An account of a tenant of the same id; the keys that follow belong to it.
+    /// Adds an account, with a tenant of the same id; the keys that follow belong to it.
     pub fn account(mut self, id: &str) -> Self {
         let _ = write!(self.toml, "[[tenants]]\nid = \"{id}\"\n\n[[tenants.accounts]]\nid = \"{id}\"\n\n");
         self
     }
 
-    /// A tenant; the accounts that follow by [`Directory::account_of_tenant`] belong to it.
+    /// Adds a tenant; the accounts that follow by [`Directory::account_of_tenant`] belong to it.
     pub fn tenant(mut self, id: &str, connection_limit: Option<u64>) -> Self {
         let _ = write!(self.toml, "[[tenants]]\nid = \"{id}\"\n");
         if let Some(limit) = connection_limit {
@@ -27,7 +27,7 @@ impl Directory {
         self
     }
 
-    /// An account of the last tenant.
+    /// Adds an account of the last tenant.
     pub fn account_of_tenant(mut self, id: &str) -> Self {
         let _ = write!(self.toml, "\n[[tenants.accounts]]\nid = \"{id}\"\n\n");
         self
@@ -39,7 +39,7 @@ impl Directory {
         self
     }
 
-    /// An active key of the last account. `capability` is an inline TOML table.
+    /// Adds an active key of the last account. `capability` is an inline TOML table.
     pub fn key(self, name: &str, secret: &str, capability: &str) -> Self {
         self.key_with_status(name, secret, "active", capability)
     }
@@ -48,13 +48,13 @@ impl Directory {
         self.key_with_status(name, secret, "revoked", ALL)
     }
 
-    /// An integration of the last account, before its keys; `fields` are lines of TOML.
+    /// Adds an integration of the last account, before its keys; `fields` are lines of TOML.
     pub fn integration(mut self, id: &str, fields: &str) -> Self {
         let _ = write!(self.toml, "[[tenants.accounts.integrations]]\nid = \"{id}\"\n{fields}\n");
         self
     }
 
-    /// How many queues the last account may have; before its keys.
+    /// Sets the greatest number of queues of the last account, before its keys.
     pub fn queue_limit(mut self, queues: u64) -> Self {
         let _ = writeln!(self.toml, "queue_limit = {queues}\n");
         self

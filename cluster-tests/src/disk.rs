@@ -1,5 +1,5 @@
-//! A disk that can hang and be full, under a node that runs as it always does: its calls to the system pass a library
-//! that is loaded before the system's own.
+//! A disk that can hang and be full, for an unchanged node: a library that is loaded before the system's own changes
+//! the system calls.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -31,12 +31,12 @@ impl Disk {
         options.environment("LD_PRELOAD", &self.0.path().join("disk.so").display().to_string())
     }
 
-    /// No sync returns.
+    /// Sets whether every sync hangs.
     pub fn hang(&self, hangs: bool) {
         self.switch("hangs", hangs);
     }
 
-    /// No file takes a write.
+    /// Sets whether every write to a file fails.
     pub fn fill(&self, full: bool) {
         self.switch("full", full);
     }

@@ -9,19 +9,19 @@ use crate::{Node, http};
 pub struct Metric {
     pub kind: String,
     pub help: String,
-    /// Names of labels that any series has, but `le` of a histogram.
+    /// Names of the labels of all series, without `le` of a histogram.
     pub labels: BTreeSet<String>,
     pub series: usize,
 }
 
-/// The page of a node, by the names of metrics.
+/// Scrapes a node; gives the metrics by name.
 pub async fn scrape(node: &Node) -> BTreeMap<String, Metric> {
     let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
     assert_eq!(page.status, 200);
     parse(std::str::from_utf8(&page.body).expect("text"))
 }
 
-/// Fails the test where a line is none of the format.
+/// Parses a page. Fails the test on a line that is not of the format.
 pub fn parse(page: &str) -> BTreeMap<String, Metric> {
     let mut metrics = BTreeMap::<String, Metric>::new();
     for line in page.lines().filter(|line| !line.is_empty()) {

@@ -1,4 +1,4 @@
-//! Credentials as nobody should make them.
+//! Forged credentials.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde_json::Value;
 use sha2::{Sha256, Sha384, Sha512};
 
-/// How a forged JWT is signed.
+/// Signature of a forged JWT.
 #[derive(Debug, Clone, Copy)]
 pub enum Signature {
     Hs256,
@@ -15,7 +15,7 @@ pub enum Signature {
     Empty,
 }
 
-/// A JWT with any header and claims, signed with any secret.
+/// Makes a JWT with any header and claims, signed with any secret.
 pub fn jwt(header: &Value, claims: &Value, secret: &str, signature: Signature) -> String {
     let text = format!("{}.{}", part(header), part(claims));
     let (secret, bytes) = (secret.as_bytes(), text.as_bytes());
@@ -28,7 +28,7 @@ pub fn jwt(header: &Value, claims: &Value, secret: &str, signature: Signature) -
     format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
 
-/// The `mac` of a TokenRequest over any text.
+/// Makes the `mac` of a TokenRequest over any text.
 pub fn token_request_mac(secret: &str, text: &str) -> String {
     STANDARD.encode(mac::<Hmac<Sha256>>(secret.as_bytes(), text.as_bytes()))
 }

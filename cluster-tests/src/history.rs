@@ -1,4 +1,4 @@
-//! Reading a whole history, page by page, as a client would.
+//! Reads a whole history, page by page, as a client does.
 
 use std::net::SocketAddr;
 
@@ -8,12 +8,12 @@ use crate::http;
 
 const PAGES_MAX: usize = 10_000;
 
-/// The path of a channel's history, the name percent-encoded.
+/// Gives the path of a channel's history, with the name percent-encoded.
 pub fn path(channel: &str, query: &str) -> String {
     format!("/api/channels/{}/history?{query}", fanfare_proto::path::encode_channel(channel))
 }
 
-/// All records of a channel, following the `Link` header to its end.
+/// Reads all records of a channel, following the `Link` header to its end.
 pub async fn read_all(addr: SocketAddr, key: &str, channel: &str, query: &str) -> Vec<Value> {
     let authorization = http::basic(key);
     let mut next = Some(path(channel, query));
@@ -33,7 +33,7 @@ pub async fn read_all(addr: SocketAddr, key: &str, channel: &str, query: &str) -
     unreachable!("the history of {channel} does not end")
 }
 
-/// The address in `<…>; rel="next"`.
+/// Gives the address in `<…>; rel="next"`.
 pub fn next_of(link: &str) -> String {
     let (path, relation) =
         link.strip_prefix('<').and_then(|link| link.split_once('>')).expect("<path>; rel=\"next\"");

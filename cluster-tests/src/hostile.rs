@@ -1,6 +1,6 @@
-//! Names of channels that mean something where they are not escaped: in paths, headers, routing keys, forms and patterns.
+//! Channel names that have a meaning if they are not escaped: in paths, headers, routing keys, forms and patterns.
 
-/// Each is a good name.
+/// Names that are valid.
 pub fn channels() -> Vec<String> {
     let names =
         ["#", "a.b", "*", "\"quoted\"", "\u{1f600}", "%2F", "a%2Fb", "a/b", "a&b=c+d ", "x\u{7f}\u{85}y"];
@@ -8,13 +8,13 @@ pub fn channels() -> Vec<String> {
     names.into_iter().map(str::to_owned).chain(longest).collect()
 }
 
-/// The contract refuses these: empty, more than 512 bytes, with a control character of C0, or reserved.
+/// Names that are refused: empty, more than 512 bytes, with a control character of C0, or reserved.
 pub fn refused_channels() -> Vec<String> {
     let names = ["", "x\u{0}y", "x\u{1f}y", "line\r\nx-service-channel: other", "[reserved]"];
     names.into_iter().map(str::to_owned).chain(["n".repeat(513)]).collect()
 }
 
-/// The name as a string of TOML.
+/// Gives the name as a string of TOML.
 pub fn toml(name: &str) -> String {
     serde_json::Value::from(name).to_string().replace('\u{7f}', "\\u007f")
 }

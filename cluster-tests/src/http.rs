@@ -16,10 +16,10 @@ use tokio::time::timeout;
 
 use crate::raw::Stream;
 
-/// Why there was no answer.
+/// Error of a request without an answer.
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// The headers of a request for a socket.
+/// Gives the headers of a WebSocket upgrade.
 pub fn upgrade(authorization: &str) -> [(&str, &str); 5] {
     [
         ("authorization", authorization),
@@ -42,7 +42,7 @@ impl Response {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The body as JSON.
+    /// Parses the body as JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|e| {
             assert!(self.body.is_empty(), "status {}, not JSON ({e}): {:?}", self.status, self.body);
@@ -50,13 +50,13 @@ impl Response {
         })
     }
 
-    /// The `error` of the body, empty when there is none.
+    /// Gives the `error` of the body; empty without one.
     pub fn error(&self) -> String {
         self.json()["error"].as_str().unwrap_or_default().into()
     }
 }
 
-/// One request on a connection of its own. Fails the test when there is no answer.
+/// Sends one request on a connection of its own. Fails the test without an answer.
 pub async fn request(
     addr: SocketAddr,
     method: &str,
@@ -68,7 +68,7 @@ pub async fn request(
     answer.unwrap_or_else(|e| unreachable!("no answer to {method} {path}: {e}"))
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a connection of its own.
 pub async fn try_request(
     addr: SocketAddr,
     method: &str,
@@ -79,7 +79,7 @@ pub async fn try_request(
     Connection::open(addr).await?.request(method, path, headers, body).await
 }
 
-/// A connection that is kept for many requests, one after the other.
+/// A connection for many requests, one after another.
 pub struct Connection {
     sender: SendRequest<Full<Bytes>>,
     host: String,
@@ -93,7 +93,7 @@ impl Connection {
         Self::over(stream, addr).await
     }
 
-    /// Over a connection of the caller.
+    /// Makes a connection over a stream of the caller.
     pub async fn over(stream: impl Stream + 'static, addr: SocketAddr) -> Result<Self, Error> {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let mut driver = JoinSet::new();
@@ -124,12 +124,12 @@ impl Connection {
     }
 }
 
-/// The value of an `authorization` header for a key.
+/// Gives the value of an `authorization` header for a key.
 pub fn basic(key: &str) -> String {
     format!("Basic {}", STANDARD.encode(key))
 }
 
-/// The value of an `authorization` header for a token.
+/// Gives the value of an `authorization` header for a token.
 pub fn bearer(token: &str) -> String {
     format!("Bearer {token}")
 }

@@ -13,28 +13,29 @@ use tokio::process::Command;
 use crate::script::Script;
 use crate::{binary, system};
 
-/// How long one command may take, which may wait for pods to start or to end.
+/// Timeout of one command, which may wait for pods to start or to end.
 const COMMAND: Duration = Duration::from_secs(120);
 
-/// The host, as pods reach it.
+/// Address of the host for pods.
 pub const HOST: &str = "10.245.0.1";
 
 pub struct Kubernetes {
     script: Script,
     images: TempDir,
     kubeconfig: String,
-    /// With `kubectl` and `helm` first.
+    /// `PATH` with the folder of `kubectl` and `helm` first.
     path: String,
 }
 
-/// Runs a test within the network of a cluster of so many nodes. A machine that cannot have one does not run it, which is a failure in CI.
+/// Runs a test within the network of a cluster of `nodes` nodes. Skipped on a machine that cannot have one, which is a
+/// failure in CI.
 pub fn in_cluster(nodes: u8, test: impl AsyncFnOnce(Kubernetes) + Send + 'static) {
     let within = thread::spawn(move || {
         let Some(kubernetes) = Kubernetes::start(nodes) else {
             system::not_run("Kubernetes cannot be started, which takes root and Go");
             return;
         };
-        // One thread does everything, since only this one is in there.
+        // All must run on this thread, since it alone is in the network.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(test(kubernetes));
     });
@@ -64,7 +65,7 @@ impl Kubernetes {
         Some(kubernetes)
     }
 
-    /// Makes a program the image of this name, for all tags or with the tag that the name ends with.
+    /// Makes a program the image of this name, for all tags or for the tag in the name.
     pub fn image(&self, name: &str, program: &Path) {
         let file = self.images.path().join(name);
         std::os::unix::fs::symlink(program, file).expect("the folder of images is writable");
@@ -85,7 +86,7 @@ impl Kubernetes {
         self.run("helm", arguments, "").await
     }
 
-    /// Waits until the last change of pods is made and all are ready.
+    /// Waits until the last change of the workload is rolled out and all its pods are ready.
     pub async fn rolled_out(&self, workload: &str) {
         self.kubectl(&["rollout", "status", workload, "--timeout", "100s"]).await;
     }
@@ -101,14 +102,15 @@ impl Kubernetes {
         assert!(killed.expect("a command").success(), "process {process} of {pod}");
     }
 
-    /// The variables of the node process of a pod, as `NAME=value`.
+    /// Gives the variables of the node process of a pod, as `NAME=value`.
     pub fn environment(&self, pod: &str) -> Vec<String> {
         let process = self.process(pod).expect("the pod runs");
         let environment = std::fs::read(Path::new("/proc").join(process).join("environ")).expect("it runs");
         String::from_utf8_lossy(&environment).split_terminator('\0').map(str::to_owned).collect()
     }
 
-    /// The node process of a pod: that which is told the pod's name, and whose files are in the folder of this cluster.
+    /// Finds the node process of a pod, by the pod's name in its environment and its files in the folder of this
+    /// cluster.
     fn process(&self, pod: &str) -> Option<String> {
         let names = ["FANFARE_NODE_ID", "POD_NAME"].map(|variable| format!("{variable}={pod}").into_bytes());
         let folder = self.script.folder().to_str().expect("a path in UTF-8").trim_start_matches('/');
@@ -123,12 +125,12 @@ impl Kubernetes {
         Some(found.file_name()?.to_str()?.to_owned())
     }
 
-    /// Ends a node, and with it its pods, at once. Blocks.
+    /// Kills a node of Kubernetes with its pods. Blocks.
     pub fn crash(&self, node: u8) {
         assert!(self.script.run(&["crash", &node.to_string()]).is_some(), "node {node} ends");
     }
 
-    /// Starts a node after [`Kubernetes::crash`]. Blocks.
+    /// Starts a node of Kubernetes after [`Kubernetes::crash`]. Blocks.
     pub fn revive(&self, node: u8) {
         let folder = self.images.path().to_str().expect("a path in UTF-8");
         let images = [("FANFARE_KUBERNETES_IMAGES", folder)];

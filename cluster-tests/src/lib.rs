@@ -1,7 +1,7 @@
-//! A harness that runs the real `fanfare` binary, and what the tests say to it.
+//! A harness that runs the real `fanfare` binary, with clients and faults for tests.
 //!
-//! Every wait is on a state, with a deadline, or has a name in [`waits`]. Every port is 0, and every node has
-//! a data folder of its own.
+//! Every wait is for a state, with a deadline, or has a name in [`waits`]. Every port is 0, and every node has a data
+//! folder of its own.
 
 pub mod attempts;
 pub mod auth_server;
@@ -61,5 +61,5 @@ pub use system::not_run;
 pub use tls::Tls;
 pub use wait::{wait_for, wait_until};
 
-/// How long anything may take that should happen at once, on a machine that is busy with other tests.
+/// Timeout for anything that should happen at once, on a machine that is busy with other tests.
 pub const SOON: std::time::Duration = std::time::Duration::from_secs(20);

@@ -1,4 +1,4 @@
-//! Moto, which stands in for SNS, SQS, Lambda, IAM and STS of AWS.
+//! Moto, which simulates SNS, SQS, Lambda, IAM and STS of AWS.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -18,14 +18,14 @@ const ACCOUNT: &str = "123456789012";
 /// An archive without files.
 const EMPTY_ZIP: &[u8] = b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
-/// A server of a test's own, which ends with it. At first it asks for no signature and no permission.
+/// A server of a test's own, which ends with it. It starts without checks of signatures and permissions.
 pub struct Moto {
     addr: SocketAddr,
     invocations: Arc<Mutex<Vec<Value>>>,
     process: Child,
 }
 
-/// A user's or a role's.
+/// Access keys of a user or a role.
 #[derive(Debug, Clone)]
 pub struct Keys {
     pub id: String,
@@ -33,7 +33,7 @@ pub struct Keys {
 }
 
 impl Moto {
-    /// None where it cannot be installed, which `CI=true` forbids.
+    /// Starts a server; `None` if it cannot be installed, which `CI=true` forbids.
     pub fn start() -> Option<Self> {
         let python = python()?;
         let mut process = Command::new(python)
@@ -67,7 +67,7 @@ impl Moto {
         format!("arn:aws:{service}:{region}:{ACCOUNT}:{resource}")
     }
 
-    /// Sets whether a request needs a good signature of a user or a role with the permission.
+    /// Sets whether the server checks the signature and the permission of each request.
     pub async fn ask_for_permission(&self, asks: bool) {
         let free_requests = if asks { "0" } else { "inf" };
         let headers = [("content-type", "text/plain")];
@@ -75,8 +75,8 @@ impl Moto {
         assert_eq!(answer.status, 200);
     }
 
-    /// A topic and a queue that is subscribed to it and receives messages as they were published; `.fifo` ends the name of
-    /// both or of none. The address of the queue.
+    /// Makes a topic, and a queue that gets its messages in their raw form. `.fifo` ends both names or none. Gives the
+    /// URL of the queue.
     pub async fn topic_with_queue(&self, topic: &str, queue: &str) -> String {
         let is_fifo = topic.ends_with(".fifo");
         let mut parameters = vec![("Action", "CreateTopic"), ("Name", topic)];
@@ -99,7 +99,7 @@ impl Moto {
         made["QueueUrl"].as_str().expect("an address").to_owned()
     }
 
-    /// Messages that no one has received yet, ten at most.
+    /// Receives messages of a queue, ten at most.
     pub async fn receive(&self, queue_url: &str) -> Vec<Value> {
         let request = json!({
             "QueueUrl": queue_url, "MaxNumberOfMessages": 10, "MessageAttributeNames": ["All"], "AttributeNames": ["All"],
@@ -113,7 +113,7 @@ impl Moto {
         messages
     }
 
-    /// A function, which nothing runs; the role is not looked at.
+    /// Makes a function, which is recorded and not run. The role is not checked.
     pub async fn function(&self, name: &str) {
         self.role("lambda").await;
         let body = json!({
@@ -127,12 +127,12 @@ impl Moto {
         assert_eq!(answer.status, 201, "{:?}", answer.body);
     }
 
-    /// Each with `function`, `type` and `body`.
+    /// Gives the invocations, each with `function`, `type` and `body`.
     pub fn invocations(&self) -> Vec<Value> {
         self.invocations.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A user without permissions.
+    /// Makes a user without permissions.
     pub async fn user(&self, name: &str) -> Keys {
         self.query("iam", &[("Action", "CreateUser"), ("UserName", name)]).await;
         let made = self.query("iam", &[("Action", "CreateAccessKey"), ("UserName", name)]).await;
@@ -140,7 +140,7 @@ impl Moto {
         Keys { id: element("AccessKeyId"), secret: element("SecretAccessKey") }
     }
 
-    /// A role without permissions, which every user may assume that may assume roles.
+    /// Makes a role without permissions, which every user may assume that has the permission to assume roles.
     pub async fn role(&self, name: &str) {
         let statement = json!({"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole"});
         let policy = json!({"Version": "2012-10-17", "Statement": [statement]}).to_string();
@@ -189,13 +189,13 @@ impl Moto {
 
 impl Drop for Moto {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ended = self.process.kill();
         let _status = self.process.wait();
     }
 }
 
-/// Names the service, and signs nothing.
+/// Gives the header of a request that names the service and is not signed.
 fn unsigned(service: &str) -> String {
     format!(
         "AWS4-HMAC-SHA256 Credential=x/20260101/{REGION}/{service}/aws4_request, SignedHeaders=host, Signature=x"
@@ -207,7 +207,7 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     rest.split_once(&format!("</{name}>")).map(|(inside, _)| inside)
 }
 
-/// The Python that has moto.
+/// Gives the Python interpreter with moto.
 fn python() -> Option<&'static str> {
     static PYTHON: OnceLock<Option<String>> = OnceLock::new();
     let python = PYTHON.get_or_init(|| {

@@ -1,7 +1,8 @@
 //! A network that a test can cut: each node has a host of its own behind one router.
 //!
-//! Hosts and router are network namespaces without a name. They are gone when nobody is in them any more, so nothing is left of
-//! a test that was killed, and tests do not meet. The test runs in that of the router and reaches every host, whatever is cut.
+//! Hosts and router are network namespaces without a name. A namespace ends with its last process, so a killed test
+//! leaves nothing behind, and tests do not disturb each other. The test runs in the namespace of the router and reaches
+//! every host, whatever is cut.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -25,7 +26,7 @@ pub struct Host {
     namespace: Arc<File>,
 }
 
-/// Packets from one host to another that are dropped in silence.
+/// Packets from one host to another that are dropped silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PacketLoss {
     All,
@@ -40,9 +41,9 @@ pub enum PacketLoss {
 #[derive(Debug)]
 pub struct Cut(String);
 
-/// Runs a test within a network of its own. Where that is not allowed it is not run, which is a failure in CI.
+/// Runs a test within a network of its own. Skipped where namespaces are not allowed, which is a failure in CI.
 pub fn isolated(test: impl AsyncFnOnce(Network) + Send + 'static) {
-    // It may have to be built, which is better done with a network.
+    // A build of the binary may need the network of the machine.
     binary::path();
     let routing = thread::spawn(move || {
         if let Err(error) = system::leave_network() {
@@ -51,7 +52,7 @@ pub fn isolated(test: impl AsyncFnOnce(Network) + Send + 'static) {
         }
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("a network of its own can be set");
         ip("link set lo up");
-        // One thread does everything, since only this one is in there.
+        // All must run on this thread, since it alone is in the network.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(test(Network { hosts: AtomicU8::new(0) }));
     });
@@ -61,7 +62,7 @@ pub fn isolated(test: impl AsyncFnOnce(Network) + Send + 'static) {
 }
 
 impl Network {
-    /// One more host, which reaches the others.
+    /// Adds a host, which reaches the others.
     pub fn host(&self) -> Host {
         let number = self.hosts.fetch_add(1, Ordering::Relaxed) + 1;
         let made = thread::spawn(|| system::leave_network().expect("the test made one itself"));
@@ -86,7 +87,7 @@ impl Network {
         host
     }
 
-    /// Cuts one way alone.
+    /// Cuts one direction.
     pub fn cut(&self, from: &Host, to: &Host, lost: PacketLoss) -> Cut {
         let what = match lost {
             PacketLoss::All => String::new(),
@@ -98,7 +99,7 @@ impl Network {
         Cut(rule)
     }
 
-    /// Cuts both ways between these and those.
+    /// Cuts both directions between `these` and `those`.
     pub fn split(&self, these: &[&Host], those: &[&Host]) -> Vec<Cut> {
         let pairs = these.iter().flat_map(|this| those.iter().map(move |that| (*this, *that)));
         let both = pairs.flat_map(|(this, that)| [(this, that), (that, this)]);
@@ -117,7 +118,7 @@ impl Host {
         Ipv4Addr::new(10, 0, self.number, 2)
     }
 
-    /// Runs `act` there; what it starts stays there.
+    /// Runs `act` on the host; all processes that it starts stay there.
     pub(crate) fn within<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let enter = || {
             system::enter_network(&self.namespace);

@@ -1,4 +1,4 @@
-//! One running node: started, killed, stopped, started again on the same data.
+//! One node: started, killed, stalled, and restarted on the same data.
 
 mod log;
 
@@ -20,13 +20,13 @@ use crate::{Directory, Response, binary, http, system, wait_for, wait_until};
 
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(40);
-/// Admin token of nodes whose operators are not on their own machine.
+/// Admin token of nodes whose operators are on another machine.
 const ADMIN_TOKEN: &str = "a-token-of-the-tests-and-of-nobody-else";
-/// A pause of so long is a death.
+/// Stall that is long enough for peers to declare the node down.
 const PAUSE_MIN: Duration = Duration::from_secs(2);
 const OPEN_FILES: u64 = 8192;
 
-/// How to start a node. Without a directory it makes its own development account and key.
+/// Options of a node's start. Without a directory the node makes its own development account and key.
 #[derive(Debug, Clone, Default)]
 pub struct NodeOptions {
     directory: Option<Directory>,
@@ -56,7 +56,7 @@ impl NodeOptions {
         self
     }
 
-    /// Lets the node hold so many open files and no more.
+    /// Limits the open files of the node to this number.
     pub fn open_files(mut self, files: u64) -> Self {
         self.open_files = Some(files);
         self
@@ -68,7 +68,7 @@ impl NodeOptions {
         self
     }
 
-    /// Runs on that host, and listens on its address.
+    /// Runs the node on that host, and listens on its address.
     pub fn on(mut self, host: &Host) -> Self {
         self.host = Some(host.clone());
         self
@@ -78,12 +78,12 @@ impl NodeOptions {
 /// A node in a process of its own. Dropping it kills it and removes its data.
 pub struct Node {
     options: NodeOptions,
-    // It ends before its data is removed.
+    // The process is declared first, so that it ends before its data is removed.
     process: Process,
     data: TempDir,
     addresses: Addresses,
     log: Log,
-    /// Time at which the node was last paused.
+    /// Time at which the node was last stalled.
     paused: Mutex<Option<Instant>>,
 }
 
@@ -103,14 +103,14 @@ impl Node {
         Self::start_within(START_MAX, options).await
     }
 
-    /// The same with another time to become ready; when that is over the node is ended, its log is shown, and the test fails.
+    /// Starts a node with another timeout. After it the node is killed, its log is shown, and the test fails.
     pub async fn start_within(deadline: Duration, options: NodeOptions) -> Self {
         let (data, log, mut process) = Self::spawn(&options);
         let addresses = process.ready(deadline, data.path()).await;
         Self { options, process, data, addresses, log, paused: Mutex::default() }
     }
 
-    /// Starts a node that is to end by itself; how it did, and what it wrote.
+    /// Starts a node that is expected to end by itself. Gives its exit status and its output.
     pub async fn start_in_vain(options: NodeOptions) -> (ExitStatus, String) {
         let (_data, log, mut process) = Self::spawn(&options);
         let status = process.ended().await;
@@ -118,7 +118,8 @@ impl Node {
         (status, log.text())
     }
 
-    /// Starts two nodes at once, of which one is to end by itself: the other one, how that ended, and what it wrote.
+    /// Starts two nodes at once, one of which is expected to end by itself. Gives the other one, and the exit status
+    /// and output of the ended one.
     pub async fn start_one_of(options: [NodeOptions; 2]) -> (Self, ExitStatus, String) {
         let mut nodes = options.map(|options| {
             let (data, log, process) = Self::spawn(&options);
@@ -189,7 +190,7 @@ impl Node {
         self.process.child.id()
     }
 
-    /// The key of the directory that was given, or of the development account.
+    /// Gives the key of the directory, or of the development account.
     pub fn key(&self) -> String {
         if let Some(key) = &self.options.key {
             return key.clone();
@@ -199,22 +200,22 @@ impl Node {
         text.trim().into()
     }
 
-    /// Bytes of memory that the node holds resident.
+    /// Gives the resident memory, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         system::resident_bytes(self.pid())
     }
 
-    /// The most that it has held so far.
+    /// Gives the greatest resident memory so far, in bytes.
     pub fn peak_resident_bytes(&self) -> u64 {
         system::peak_resident_bytes(self.pid())
     }
 
-    /// How often its threads of this name have waited for something and been woken.
+    /// Gives the number of times that the threads of this name were woken.
     pub fn woken(&self, name: &str) -> u64 {
         system::woken(self.pid(), name)
     }
 
-    /// Lets the node open no file beyond the highest that it has; what was allowed before, for [`Node::allow_files`].
+    /// Forbids the node to open any file beyond its highest one. Gives the former limit, for [`Node::allow_files`].
     pub fn allow_no_further_file(&self) -> u64 {
         system::limit_open_files_of(self.pid(), system::highest_file(self.pid()) + 1)
     }
@@ -223,23 +224,24 @@ impl Node {
         system::limit_open_files_of(self.pid(), files);
     }
 
-    /// The last lines that the node wrote to its standard error and output.
+    /// Gives the last lines that the node wrote to its standard error and output.
     pub fn log(&self) -> String {
         self.log.text()
     }
 
-    /// The value of a metric in `/metrics`; its name ends with its labels if it has any. 0 while it is not there.
+    /// Gives the value of a metric in `/metrics`; its name ends with its labels if it has any. 0 if the page does not
+    /// have it.
     pub async fn metric(&self, name: &str) -> f64 {
         metric(&http::request(self.admin(), "GET", "/metrics", &[], "").await, name).unwrap_or(0.0)
     }
 
-    /// Several metrics at one time.
+    /// Gives several metrics of one page.
     pub async fn metrics<const N: usize>(&self, names: [&str; N]) -> [f64; N] {
         let page = http::request(self.admin(), "GET", "/metrics", &[], "").await;
         names.map(|name| metric(&page, name).unwrap_or(0.0))
     }
 
-    /// Asks what only operators may, with the token of the data folder.
+    /// Sends a request of an operator, with the token of the data folder.
     pub async fn operate(&self, method: &str, path: &str) -> Response {
         let token = std::fs::read_to_string(self.data.path().join("admin-token"));
         let bearer = format!("Bearer {}", token.expect("a node on loopback has made a token").trim());
@@ -279,12 +281,12 @@ impl Node {
         self.process.ended().await
     }
 
-    /// Sends SIGUSR1 and SIGUSR2, which mean nothing to it.
+    /// Sends SIGUSR1 and SIGUSR2, which have no effect on a node.
     pub fn signal_in_vain(&self) {
         system::signal_in_vain(self.pid());
     }
 
-    /// Stands still, as if its machine did, with every thread when this returns; [`Node::resume`] ends that.
+    /// Stalls the node: no thread of it runs when this returns. [`Node::resume`] ends the stall.
     pub fn pause(&self) {
         system::pause(self.pid());
         let end = Instant::now() + crate::SOON;
@@ -299,22 +301,23 @@ impl Node {
         system::resume(self.pid());
     }
 
-    /// Waits until it has stood still for so long that it is dead for its cluster.
+    /// Waits until the stall is long enough for peers to declare the node down.
     pub async fn until_stalled_for_long(&self) {
         let paused = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
         let paused = paused.expect("it stands still");
         wait_until(crate::SOON, "the pause to be long", async || paused.elapsed() > PAUSE_MIN).await;
     }
 
-    /// Ends a pause when it is long enough to be a death, and waits until it has begun another run, the one of that number.
+    /// Ends a stall that is long enough for peers to declare the node down, and waits until the node has restarted in
+    /// place `times` times.
     pub async fn resume_until_restarted(&self, times: u64) {
         self.until_stalled_for_long().await;
         self.resume();
         self.until_restarted(times).await;
     }
 
-    /// Waits until it has begun another run, the one of that number, and is ready. It is where it was, and knows nothing of its clients
-    /// any more.
+    /// Waits until the node has restarted in place `times` times and is ready. It keeps its addresses and loses its
+    /// clients.
     pub async fn until_restarted(&self, times: u64) {
         let begun = wait_for(START_MAX, "the node to begin anew", async || {
             let ask = async |path| http::try_request(self.admin(), "GET", path, &[], "").await.ok();
@@ -325,19 +328,20 @@ impl Node {
         assert_eq!(begun, times, "it began anew more often than it stood still:\n{}", self.log());
     }
 
-    /// Puts another directory in the place of the one that it runs with, which it is to notice by itself.
+    /// Replaces the file of the directory, which the node notices by itself.
     pub fn replace_directory(&self, directory: &Directory) {
         let new = self.data.path().join("directory.toml.new");
         std::fs::write(&new, directory.toml()).expect("the data folder is writable");
         std::fs::rename(new, self.data.path().join("directory.toml")).expect("the data folder is writable");
     }
 
-    /// Sets a variable of the environment from the next start on.
+    /// Sets an environment variable for the next start.
     pub fn set_environment(&mut self, name: &str, value: &str) {
         self.options.environment.push((name.into(), value.into()));
     }
 
-    /// Starts again on the same data, after [`Node::kill`] or [`Node::stop`]. The addresses are new ones, unless it has a host.
+    /// Starts the node again on the same data, after [`Node::kill`] or [`Node::stop`]. Its addresses change, unless it
+    /// has a host.
     pub async fn restart(&mut self) {
         self.kill();
         self.process = Process::spawn(&self.options, self.data.path(), &self.log);
@@ -345,7 +349,7 @@ impl Node {
     }
 }
 
-/// The value of one metric in a page of them.
+/// Parses the value of one metric.
 fn metric(page: &Response, name: &str) -> Option<f64> {
     let text = String::from_utf8_lossy(&page.body);
     let values = text.lines().filter_map(|line| {
@@ -356,7 +360,7 @@ fn metric(page: &Response, name: &str) -> Option<f64> {
     values.reduce(|sum, value| sum + value)
 }
 
-/// One start of a node. Dropping it ends it, and shows what it wrote when the test has failed.
+/// One process of the node. Dropping it ends it, and shows its output if the test has failed.
 struct Process {
     child: Child,
     log: Log,
@@ -368,7 +372,7 @@ impl Process {
     }
 
     fn kill(&mut self) {
-        // It may be gone already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -406,7 +410,7 @@ impl Drop for Process {
 
 fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
     let mut command = Command::new(binary::path());
-    // On a host of its own it is where it was when it starts again.
+    // On a host of its own the node keeps its ports over restarts.
     let [listen, admin] = [8080, 8081].map(|port| match &options.host {
         Some(host) => format!("{}:{port}", host.address()),
         None => "127.0.0.1:0".to_owned(),
@@ -416,7 +420,7 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
             command.env_remove(name);
         }
     }
-    // The disk of a busy machine may take seconds: only tests that bring a store or a disk are about how long it takes.
+    // The disk of a busy machine may take seconds. Only tests with their own store or disk check its latency.
     let has_its_own = |(name, _): &(String, String)| name == "FANFARE_STORE" || name == "LD_PRELOAD";
     if !options.environment.iter().any(has_its_own) {
         command.env("FANFARE_LIMITS_STORE_WAIT_MS", "10000");
@@ -449,7 +453,7 @@ fn spawn(options: &NodeOptions, data: &Path, log: &Log) -> Child {
         None => start(),
     };
     match unread {
-        // Writes to a pipe with a closed reader fail at once and do not wait.
+        // The reader stays open, since writes to a pipe with a closed reader fail at once instead of blocking.
         Some((reader, _)) => log.hold(reader),
         None => log.follow(process.stderr.take().expect("piped")),
     }
@@ -464,7 +468,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// Waits until a node that was asked something hostile is what it was before.
+/// Waits until the memory of a node is small again after hostile input.
 pub async fn wait_until_small(node: &Node, resident_bytes_max: u64) {
     let what = format!("the node to hold less than {resident_bytes_max} bytes");
     wait_until(crate::SOON, &what, async || node.resident_bytes() < resident_bytes_max).await;

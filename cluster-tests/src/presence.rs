@@ -1,4 +1,4 @@
-//! Presence members as clients enter, list and see them.
+//! Presence from the view of clients: enter, list and watch.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use crate::{Node, SOON, Socket, http, wait_until};
 
-/// Asks to be something on a channel, which succeeds.
+/// Sends a presence request, which must succeed.
 pub async fn present(socket: &mut Socket, action: &str, channel: &str, more: Value) {
     let mut request = json!({"op": 12, "channel": channel, "action": action});
     request.as_object_mut().expect("an object").extend(more.as_object().cloned().unwrap_or_default());
@@ -16,20 +16,20 @@ pub async fn present(socket: &mut Socket, action: &str, channel: &str, more: Val
     assert_eq!(answer["op"], 1, "{answer}");
 }
 
-/// The next event, as its action, who it is, and the data.
+/// Reads the next event: its action, client id and data.
 pub async fn event(socket: &mut Socket) -> (String, String, Value) {
     let frame = socket.find("a presence event", |frame| frame["op"] == 12).await;
     read(&frame)
 }
 
-/// The same of a frame.
+/// Gives action, client id and data of an event's frame.
 pub fn read(frame: &Value) -> (String, String, Value) {
     let event = &frame["presence"][0];
     let text = |name: &str| event[name].as_str().unwrap_or_default().to_owned();
     (text("action"), text("clientId"), event["data"].clone())
 }
 
-/// The members on a page, or several, of a list; by who they are, with their data.
+/// Reads a list of members over all its pages; gives the data by client id.
 pub async fn listed(socket: &mut Socket) -> BTreeMap<String, Value> {
     let mut members = BTreeMap::new();
     loop {
@@ -40,7 +40,7 @@ pub async fn listed(socket: &mut Socket) -> BTreeMap<String, Value> {
     }
 }
 
-/// True when it is the last one.
+/// Adds the members of a page; true for the last page.
 fn take_page(page: &Value, members: &mut BTreeMap<String, Value>) -> bool {
     for member in page["members"].as_array().expect("members") {
         let name = member["clientId"].as_str().expect("a clientId").to_owned();
@@ -49,7 +49,7 @@ fn take_page(page: &Value, members: &mut BTreeMap<String, Value>) -> bool {
     page["more"] == false
 }
 
-/// Attaches, and gives the list of who is there; none when nobody is.
+/// Attaches, and gives the list of members.
 pub async fn attach(socket: &mut Socket, channel: &str) -> BTreeMap<String, Value> {
     let attached = socket.attach(channel).await;
     if attached["presence"] == true { listed(socket).await } else { BTreeMap::new() }
@@ -74,13 +74,13 @@ pub async fn names(node: &Node, channel: &str) -> Vec<String> {
     names
 }
 
-/// A client that is attached and keeps the list of who is there by what it is told, which must make sense.
+/// A client that keeps the list of members by events. Fails the test on an event that contradicts the list.
 pub struct Watcher {
     socket: Socket,
     pub list: BTreeMap<String, Value>,
-    /// Pages so far of a list that comes anew.
+    /// Pages so far of an incomplete list.
     pages: BTreeMap<String, Value>,
-    /// All that it was told since it came.
+    /// All events since the attach: action and client id.
     pub events: Vec<(String, String)>,
 }
 
@@ -91,10 +91,10 @@ impl Watcher {
         Self { socket, list, pages: BTreeMap::new(), events: Vec::new() }
     }
 
-    /// Takes the next event or list, if there is one by then.
+    /// Takes the next event or list; false if none comes before `end`.
     pub async fn take_until(&mut self, end: Instant) -> bool {
         while let Ok(frame) = self.socket.next_within(end.saturating_duration_since(Instant::now())).await {
-            // It is attached anew, since it may have missed something, and a list follows unless nobody is there.
+            // After a continuity loss the channel is attached again, and a list follows unless there are no members.
             let is_alone = frame["op"] == 9 && frame["presence"] == false;
             if is_alone || frame["op"] == 14 && take_page(&frame, &mut self.pages) {
                 self.list = std::mem::take(&mut self.pages);
@@ -115,7 +115,7 @@ impl Watcher {
         false
     }
 
-    /// Takes events until the list is this one. False when it is not by then.
+    /// Takes events until the list is as expected; false if it is not by `end`.
     pub async fn has_by(&mut self, expected: &BTreeMap<String, Value>, end: Instant) -> bool {
         while self.list != *expected {
             if !self.take_until(end).await {
@@ -125,7 +125,7 @@ impl Watcher {
         true
     }
 
-    /// Nothing happens for so long.
+    /// Asserts that no event comes for this time.
     pub async fn assert_quiet(&mut self, within: Duration) {
         let (known, end) = (self.events.len(), Instant::now() + within);
         while self.take_until(end).await {
@@ -134,7 +134,7 @@ impl Watcher {
     }
 }
 
-/// Waits until each node gives these members.
+/// Waits until each node lists these members.
 pub async fn until_members_on_all(nodes: &[Node], channel: &str, expected: &[&str]) {
     for node in nodes {
         let what = format!("{expected:?} on {channel}");

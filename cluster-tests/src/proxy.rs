@@ -15,13 +15,13 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 pub struct Proxy {
     addr: SocketAddr,
     target: Arc<Mutex<SocketAddr>>,
-    /// Number of cuts. A change ends the connections that began before.
+    /// Number of cuts. A change ends the connections that began earlier.
     cuts: watch::Sender<u64>,
     _accepting: JoinSet<()>,
 }
 
 impl Proxy {
-    /// Relays what comes to a port of its own.
+    /// Starts a relay on a port of its own.
     pub async fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("bound");
@@ -45,12 +45,12 @@ impl Proxy {
         *self.target.lock().unwrap_or_else(PoisonError::into_inner) = target;
     }
 
-    /// Connections are closed from now on. To be called before a node ends: its port may then be that of another node.
+    /// Refuses connections from now on. To be called before a node ends, whose port may then be that of another node.
     pub fn turn_away(&self) {
         self.turn_to(NOWHERE);
     }
 
-    /// Ends every connection, with whatever is on its way.
+    /// Ends every connection, dropping the bytes that are on their way.
     pub fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
@@ -67,19 +67,18 @@ async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, cut: watc
         relaying.spawn(async move {
             tokio::select! {
                 () = relay(client, target) => {}
-                // The proxy is gone, or cuts.
+                // The proxy is dropped or cut.
                 _ = cut.changed() => {}
             }
         });
     }
 }
 
-/// Relays one connection. If the target cannot be reached, the client's connection is closed, as by a node
-/// that is not there.
+/// Relays one connection. If the target is unreachable, the client's connection is closed.
 async fn relay(mut client: TcpStream, target: SocketAddr) {
     let Ok(mut node) = TcpStream::connect(target).await else { return };
     if client.set_nodelay(true).is_ok() && node.set_nodelay(true).is_ok() {
-        // How it ended is seen at both ends.
+        // Both ends see how the connection ended.
         let _ = copy_bidirectional(&mut client, &mut node).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Python packages that tests run beside nodes.
+//! Python packages for tests.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +8,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/python.sh");
 pub const KOSOKU: [&str; 2] = ["kosoku", "0.1.0"];
 pub const PIKA: [&str; 2] = ["pika", "1.4.4"];
 
-/// The Python that has the package; none where it cannot be fetched, which `CI=true` forbids. Blocks.
+/// Gives the Python interpreter with the package; `None` if it cannot be fetched, which `CI=true` forbids. Blocks.
 pub fn python(package: [&str; 2]) -> Option<String> {
     let fetched = Command::new(SCRIPT).args(package).stdin(Stdio::null()).output().expect("a shell");
     if !fetched.status.success() {

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::script::Script;
 use crate::{NodeOptions, Response, SOON, http, wait_for};
 
-/// Knows all of the broker.
+/// User with all permissions.
 const ADMIN: &str = "guest:guest";
 
 /// A vhost of a broker.
 #[derive(Clone)]
 pub struct RabbitMq {
-    /// Without a vhost, ending in a slash.
+    /// URL without a vhost, ending in a slash.
     amqp: String,
     management: String,
     vhost: String,
@@ -25,7 +25,8 @@ pub struct RabbitMq {
 }
 
 impl RabbitMq {
-    /// A vhost of the broker of this process, which no test may disturb; none where it cannot be started, which `CI=true` forbids.
+    /// Gives a vhost of the broker of this process, which no test may disturb; `None` if it cannot be started, which
+    /// `CI=true` forbids.
     pub async fn shared() -> Option<Self> {
         static STARTED: OnceLock<Option<RabbitMq>> = OnceLock::new();
         let started = tokio::task::spawn_blocking(|| STARTED.get_or_init(|| Self::start(None)).clone());
@@ -41,8 +42,8 @@ impl RabbitMq {
         Some(broker)
     }
 
-    /// A broker of a test's own; `auth` is asked about users that it does not know. None where it cannot be started, which `CI=true`
-    /// forbids. Blocks.
+    /// Starts a broker of the test's own. It asks the backend `auth` about users that it does not know. `None` if it
+    /// cannot be started, which `CI=true` forbids. Blocks.
     pub fn start(auth: Option<&str>) -> Option<Self> {
         let script = Arc::new(Script::new("rabbitmq/rabbitmq", &["end"]));
         let auth: Vec<_> = auth.into_iter().flat_map(|url| ["--auth-http", url]).collect();
@@ -55,7 +56,7 @@ impl RabbitMq {
         Some(Self { amqp, management: management.to_owned(), vhost: "/".to_owned(), script })
     }
 
-    /// With the user who may do all.
+    /// Gives the URL for the user with all permissions.
     pub fn url(&self) -> String {
         self.url_as(ADMIN)
     }
@@ -66,25 +67,25 @@ impl RabbitMq {
         format!("{amqp}{}", self.vhost.replace('/', "%2f"))
     }
 
-    /// Gives the address of AMQP.
+    /// Gives the AMQP address.
     pub fn addr(&self) -> SocketAddr {
         let (_, host) = self.amqp.split_once('@').expect("a user");
         host.trim_end_matches('/').parse().expect("an address")
     }
 
-    /// The address of the management API, with the user who may do all.
+    /// Gives the address of the management API, with the user that has all permissions.
     pub fn management(&self) -> &str {
         &self.management
     }
 
-    /// Sets a node to have its queues here.
+    /// Sets a node to have its queues on this broker.
     pub fn queues(&self, options: NodeOptions) -> NodeOptions {
         options
             .environment("FANFARE_AMQP_URL", &self.url())
             .environment("FANFARE_AMQP_MANAGEMENT_URL", &self.management)
     }
 
-    /// Waits until all durable queues are in the files of the broker, which it writes a moment after it has answered.
+    /// Waits until all durable queues are in the files of the broker, which writes them a moment after its answer.
     pub async fn until_kept(&self) {
         let script = Arc::clone(&self.script);
         let synced = tokio::task::spawn_blocking(move || script.run(&["sync"]));
@@ -96,18 +97,18 @@ impl RabbitMq {
         assert!(self.script.run(&["signal", signal]).is_some(), "the broker takes the signal {signal}");
     }
 
-    /// Sets whether the broker blocks publishers, as without room on its disk. Blocks.
+    /// Sets whether the broker blocks publishers, as on a full disk. Blocks.
     pub fn alarm(&self, is_on: bool) {
         let state = if is_on { "on" } else { "off" };
         assert!(self.script.run(&["alarm", state]).is_some(), "the broker has its alarm {state}");
     }
 
-    /// Starts the broker again after its end, on the same ports and data. Blocks.
+    /// Restarts the broker after its end, on the same ports and data. Blocks.
     pub fn restart(&self) {
         assert!(self.script.run(&["start"]).is_some(), "the broker starts again");
     }
 
-    /// A call of the management API.
+    /// Calls the management API.
     pub async fn call(&self, method: &str, path: &str, body: &Value) -> Response {
         let (_, rest) = self.management.split_once('@').expect("a host");
         let addr: SocketAddr = rest.parse().expect("an address");
@@ -116,14 +117,14 @@ impl RabbitMq {
         http::request(addr, method, path, &headers, body.to_string()).await
     }
 
-    /// A connection of the user who may do all.
+    /// Connects as the user with all permissions.
     pub async fn connect(&self) -> Connection {
         let url = self.url();
         let connect = async || Connection::connect(&url, ConnectionProperties::default()).await.ok();
         wait_for(SOON, "a connection to the broker", connect).await
     }
 
-    /// A consumer of the user who may do all.
+    /// Consumes a queue as the user with all permissions.
     pub async fn consume(&self, queue: &str) -> QueueConsumer {
         QueueConsumer::from(self.connect().await, queue).await.expect("a consumer")
     }
@@ -136,7 +137,7 @@ pub struct QueueConsumer {
     consumer: Consumer,
 }
 
-/// A message that a consumer has confirmed.
+/// A message that the consumer has acked.
 #[derive(Debug, Clone)]
 pub struct ConsumedMessage {
     pub envelope: Value,
@@ -154,8 +155,11 @@ impl ConsumedMessage {
 }
 
 impl QueueConsumer {
+    /// Consumes a queue.
+    ///
     /// # Errors
-    /// The broker refuses it.
+    ///
+    /// Returns an error if the broker refuses it.
     pub async fn from(connection: Connection, queue: &str) -> lapin::Result<Self> {
         let channel = connection.create_channel().await?;
         let options = BasicConsumeOptions::default();
@@ -163,13 +167,13 @@ impl QueueConsumer {
         Ok(Self { connection, channel, consumer })
     }
 
-    /// The next message; the test fails when none comes.
+    /// Gives the next message; the test fails without one.
     pub async fn next(&mut self) -> ConsumedMessage {
         let next = tokio::time::timeout(SOON, self.try_next()).await;
         next.expect("a message in time").expect("the consumer goes on")
     }
 
-    /// None: the broker has ended the consumer.
+    /// Gives the next message; `None` if the broker has ended the consumer.
     pub async fn try_next(&mut self) -> Option<ConsumedMessage> {
         use futures_util::StreamExt as _;
         let delivery = self.consumer.next().await?.ok()?;
@@ -192,7 +196,7 @@ impl QueueConsumer {
         &self.channel
     }
 
-    /// False when the broker or the network has ended the connection.
+    /// Whether the connection is open: neither the broker nor the network has ended it.
     pub fn is_connected(&self) -> bool {
         self.connection.status().connected()
     }

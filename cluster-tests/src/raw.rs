@@ -1,4 +1,4 @@
-//! A connection to which anything can be written, and WebSocket frames made by hand.
+//! A connection for arbitrary bytes, and WebSocket frames made by hand.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,12 +14,12 @@ pub const CONTINUATION: u8 = 0x0;
 pub const CLOSE: u8 = 0x8;
 pub const PING: u8 = 0x9;
 pub const PONG: u8 = 0xA;
-/// The bit that ends a message.
+/// FIN bit, which ends a message.
 pub const FIN: u8 = 0x80;
 
 const MASK: [u8; 4] = [0x12, 0x34, 0x56, 0x78];
 
-/// A frame as it came; nothing but its length was checked.
+/// A received frame; only its length was checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub fin: bool,
@@ -29,7 +29,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The code of a close frame.
+    /// Gives the code of a close frame.
     pub fn close_code(&self) -> Option<u16> {
         match &self.payload[..] {
             [high, low, ..] if self.opcode == CLOSE => Some(u16::from_be_bytes([*high, *low])),
@@ -38,14 +38,14 @@ impl Frame {
     }
 }
 
-/// A frame of a client. `head` is the first byte: [`FIN`], reserved bits and opcode.
+/// Makes a client's frame. `head` is the first byte: [`FIN`], reserved bits and opcode.
 pub fn frame(head: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = frame_head(head, payload.len() as u64);
     bytes.extend(payload.iter().zip(MASK.iter().cycle()).map(|(byte, mask)| byte ^ mask));
     bytes
 }
 
-/// The beginning of a masked frame that claims `length` bytes.
+/// Makes the beginning of a masked frame that claims `length` bytes.
 pub fn frame_head(head: u8, length: u64) -> Vec<u8> {
     let mut bytes = vec![head];
     match length {
@@ -63,7 +63,7 @@ pub fn frame_head(head: u8, length: u64) -> Vec<u8> {
     bytes
 }
 
-/// A frame without a mask, as a client must not send it.
+/// Makes a frame without a mask, which clients must not send.
 pub fn unmasked_frame(head: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).expect("a short payload");
     assert!(length < 126, "a short payload");
@@ -72,7 +72,7 @@ pub fn unmasked_frame(head: u8, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// How reading ended.
+/// Reason for which reading ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum End {
     /// The other side ended or reset the connection.
@@ -81,7 +81,7 @@ pub enum End {
     Silence,
 }
 
-/// TCP, or TLS over it.
+/// TCP stream, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -102,14 +102,14 @@ impl Raw {
         Self { stream: Box::new(stream), buffer: BytesMut::new() }
     }
 
-    /// Connects with a small receive buffer, to be a slow reader soon.
+    /// Connects with a small receive buffer, for a slow reader.
     pub async fn connect_slow(addr: SocketAddr, receive_buffer_bytes: u32) -> Self {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(receive_buffer_bytes).expect("a socket option");
         Self::over(socket.connect(addr).await.expect("the node accepts"))
     }
 
-    /// Writes as far as the other side takes it; whether it still does is told by what it answers.
+    /// Writes as much as the other side takes; its answers show whether it still reads.
     pub async fn write(&mut self, bytes: &[u8]) -> bool {
         let written = async {
             self.stream.write_all(bytes).await?;
@@ -122,12 +122,12 @@ impl Raw {
         self.write(&frame(head, payload)).await
     }
 
-    /// Asks for an upgrade of `path` and returns the status and the head of the answer.
+    /// Sends an upgrade request for `path`; gives the status and the head of the answer.
     pub async fn upgrade(&mut self, path: &str, headers: &[(&str, &str)]) -> (u16, String) {
         self.try_upgrade(path, headers).await.expect("an answer to the upgrade")
     }
 
-    /// The same of a node that may have gone.
+    /// Sends an upgrade request to a node that may be gone.
     pub async fn try_upgrade(&mut self, path: &str, headers: &[(&str, &str)]) -> Result<(u16, String), End> {
         let mut request = format!(
             "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
@@ -141,7 +141,7 @@ impl Raw {
         self.head(crate::SOON).await
     }
 
-    /// Status and head of an HTTP answer; what follows stays to be read.
+    /// Reads status and head of an HTTP answer; the body stays unread.
     pub async fn head(&mut self, deadline: Duration) -> Result<(u16, String), End> {
         let read = async {
             loop {
@@ -157,7 +157,7 @@ impl Raw {
         timeout(deadline, read).await.unwrap_or(Err(End::Silence))
     }
 
-    /// A whole HTTP answer: status, head and the body of its stated length.
+    /// Reads an HTTP answer: status, head and the body of its stated length.
     pub async fn response(&mut self, deadline: Duration) -> Result<(u16, String, String), End> {
         let (status, head) = self.head(deadline).await?;
         let length = head.lines().find_map(|line| {
@@ -176,12 +176,12 @@ impl Raw {
         Ok((status, head, String::from_utf8_lossy(&body).into_owned()))
     }
 
-    /// Says that nothing more is sent, and goes on reading.
+    /// Closes the sending direction, and can still read.
     pub async fn half_close(&mut self) {
         self.stream.shutdown().await.expect("the connection is open");
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     pub async fn frame(&mut self, deadline: Duration) -> Result<Frame, End> {
         let read = async {
             loop {
@@ -194,7 +194,7 @@ impl Raw {
         timeout(deadline, read).await.unwrap_or(Err(End::Silence))
     }
 
-    /// Everything up to the end, as text.
+    /// Reads all text until the end.
     pub async fn text_to_end(&mut self, deadline: Duration) -> (String, End) {
         let read = async { while self.fill().await.is_ok() {} };
         let end = timeout(deadline, read).await.map_or(End::Silence, |()| End::Gone);
@@ -214,7 +214,7 @@ impl Raw {
         timeout(deadline, read).await.unwrap_or(End::Silence)
     }
 
-    /// The next chunk of an HTTP answer in chunks, as text; none at its end, also without the last chunk.
+    /// Reads the next chunk of a chunked HTTP answer, as text; `None` at its end, also without the last chunk.
     pub async fn chunk(&mut self, deadline: Duration) -> Option<String> {
         let read = async {
             loop {
@@ -234,7 +234,7 @@ impl Raw {
         timeout(deadline, read).await.expect("a chunk in time")
     }
 
-    /// Reads at most so many bytes, which stay to be looked at.
+    /// Reads at most `bytes_max` bytes into the buffer, for later reads.
     pub async fn take_in(&mut self, bytes_max: usize) {
         let mut bytes = vec![0; bytes_max];
         let read = timeout(crate::SOON, self.stream.read(&mut bytes)).await.expect("bytes in time");

@@ -11,23 +11,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-/// The answer to each request.
+/// Answer to each request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     Status(u16),
     /// 200, after this time.
     Slow(Duration),
-    /// None.
+    /// No answer.
     Hang,
 }
 
-/// One request.
+/// A request that the receiver got.
 #[derive(Debug, Clone)]
 pub struct ReceivedRequest {
     /// Headers by lowercase name.
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
-    /// The receiver answers 200, as far as the sender waits for it.
+    /// Whether the receiver answers 200, if the sender waits for it.
     pub is_taken: bool,
 }
 
@@ -41,7 +41,7 @@ impl ReceivedRequest {
     }
 }
 
-/// Listens until it is dropped.
+/// Receiver, which listens until it is dropped.
 pub struct Receiver {
     addr: SocketAddr,
     state: Arc<State>,
@@ -58,7 +58,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Receiver {
-    /// Answers 200 at first.
+    /// Starts a receiver that answers 200.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("an address");
@@ -115,7 +115,7 @@ async fn serve(mut socket: TcpStream, state: Arc<State>) {
     }
 }
 
-/// The next request; none at the end.
+/// Reads the next request; `None` at the end.
 async fn read(socket: &mut TcpStream, bytes: &mut Vec<u8>) -> Option<(HashMap<String, String>, Vec<u8>)> {
     let end = loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {

@@ -1,5 +1,5 @@
-//! An io_uring that is refused or fails, under a node that runs as it always does: its calls to the system pass a library
-//! that is loaded before the system's own.
+//! An io_uring that is refused or fails, for an unchanged node: a library that is loaded before the system's own
+//! changes the system calls.
 
 use std::process::Command;
 
@@ -7,16 +7,16 @@ use tempfile::TempDir;
 
 use crate::NodeOptions;
 
-/// An io_uring for the nodes that are started with [`Ring::under`].
+/// A faulty io_uring for the nodes started with [`Ring::under`].
 pub struct Ring(TempDir);
 
 impl Ring {
-    /// The system refuses it, as it does in a container.
+    /// Makes the system refuse io_uring, as it does in a container.
     pub fn refused() -> Self {
         Self::that("refused")
     }
 
-    /// Each call takes half of what it is given, and one of the first takes half and fails.
+    /// Makes each call do half of its writes, and one of the first calls fail after that.
     pub fn failing() -> Self {
         Self::that("fails")
     }

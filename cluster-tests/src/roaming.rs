@@ -1,4 +1,4 @@
-//! Clients that come back wherever they are sent, and keep count of what is published and heard.
+//! Clients that reconnect to whatever node they are sent to, and count the messages that are published and received.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::{SOON, Socket};
 const CHANNEL: &str = "room";
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Addresses to which clients go in turn, as behind a balancer.
+/// Addresses that clients get in turn, as behind a balancer.
 #[derive(Clone)]
 pub struct NodeSelector {
     key: Arc<str>,
     addresses: Arc<Mutex<(Vec<SocketAddr>, usize)>>,
-    /// Messages that were published twice, since the first socket ended before the ack. They may come twice.
+    /// Messages that were published twice, since the first socket ended before the ack. Subscribers may get them twice.
     in_doubt: Arc<Mutex<HashSet<(u64, u64)>>>,
 }
 
@@ -36,7 +36,7 @@ impl NodeSelector {
         Self { key: key.into(), addresses, in_doubt: Arc::default() }
     }
 
-    /// Sends clients only there from now on.
+    /// Sends clients only to these addresses from now on.
     pub fn turn_to(&self, addresses: &[SocketAddr]) {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner).0 = addresses.to_vec();
     }
@@ -67,7 +67,7 @@ impl NodeSelector {
     }
 }
 
-/// Publishes `[from, number]`, one after the other.
+/// A publisher of `[from, number]`, one message after another.
 pub struct Publisher {
     selector: NodeSelector,
     socket: Socket,
@@ -85,7 +85,7 @@ impl Publisher {
         (self.from, self.next)
     }
 
-    /// Publishes so many; all are acknowledged when this returns.
+    /// Publishes `count` messages; all are acknowledged when this returns.
     pub async fn publish(&mut self, count: u64) {
         for _ in 0..count {
             while !self.publish_next().await {
@@ -100,7 +100,7 @@ impl Publisher {
         in_doubt.insert((self.from, self.next));
     }
 
-    /// False when it is to come back elsewhere.
+    /// Publishes the next message; false if the publisher must reconnect first.
     async fn publish_next(&mut self) -> bool {
         let id = self.next.to_string();
         let data = json!([self.from, self.next]);
@@ -108,9 +108,9 @@ impl Publisher {
         loop {
             match self.socket.next_within(SOON).await {
                 Ok(answer) if answer["id"] == *id && answer["op"] == 1 => return true,
-                // What it had not answered by then it has not taken.
+                // A request without an answer before the op 4 was not accepted.
                 Ok(goodbye) if goodbye["op"] == 4 => return false,
-                // It may have been taken nevertheless.
+                // The outcome is unknown: the node may have accepted the message.
                 Ok(refused) if refused["id"] == *id && refused["code"] == 50003 => {
                     self.mark_in_doubt();
                     return false;
@@ -129,7 +129,7 @@ impl Publisher {
     }
 }
 
-/// Clients that are present and come back wherever they are sent.
+/// Members that reconnect wherever they are sent.
 pub struct Members {
     stop: watch::Sender<bool>,
     running: JoinSet<()>,
@@ -149,7 +149,7 @@ impl Members {
         Self { stop, running }
     }
 
-    /// Ends them; each has kept its connection all the time.
+    /// Ends the members; each has kept its connection id all the time.
     pub async fn end(self) {
         self.stop.send_replace(true);
         self.running.join_all().await;
@@ -171,17 +171,17 @@ async fn keep_present(selector: NodeSelector, mut socket: Socket, name: String, 
     }
 }
 
-/// Hears everything that is published, wherever it is; fails the test where something is missing or comes again, or it is told that
-/// something may be missing.
+/// A subscriber of all messages, on changing nodes. Fails the test on a missing or duplicate message, and on a
+/// continuity loss.
 pub struct Subscriber {
     selector: NodeSelector,
     socket: Option<Socket>,
     serial: Value,
-    /// Number that comes next, by publisher.
+    /// Next number, by publisher.
     next: HashMap<u64, u64>,
-    /// How often it came back, and how often that was answered.
+    /// Number of its attempts to reconnect.
     pub moves: u64,
-    /// Changes of presence that it was told.
+    /// Presence events that it received.
     pub seen: Vec<(String, String, Value)>,
     answers: Arc<AtomicU64>,
     /// Answer to the last attach. The next field is the last frame.
@@ -209,7 +209,7 @@ impl Subscriber {
         Self { selector, socket, serial, next, moves: 0, seen: Vec::new(), answers, answered, last }
     }
 
-    /// Is gone until it reads again.
+    /// Closes the connection, until the next read.
     pub fn leave(&mut self) {
         self.socket = None;
     }
@@ -218,7 +218,7 @@ impl Subscriber {
         self.socket.as_ref().map_or(&Value::Null, |socket| &socket.connected["nodeId"])
     }
 
-    /// Reads until it has everything up to these numbers of publishers.
+    /// Reads until it has all messages up to these numbers of publishers.
     pub async fn read_to(&mut self, published: &[(u64, u64)]) {
         let end = Instant::now() + 3 * SOON;
         let lacks = |next: &HashMap<u64, u64>| {
@@ -230,7 +230,7 @@ impl Subscriber {
         }
     }
 
-    /// Reads one frame, or comes back. False when nothing came in this time.
+    /// Reads one frame, or reconnects; false if nothing came in this time.
     pub async fn read(&mut self, within: Duration) -> bool {
         let Some(socket) = &mut self.socket else {
             self.reconnect().await;
@@ -300,20 +300,20 @@ impl Subscriber {
     }
 }
 
-/// Publishers and subscribers at one door, who go on until it is enough.
+/// Publishers and subscribers of one selector, which run until [`Load::end`].
 pub struct Load {
     stop: watch::Sender<bool>,
-    /// Count of messages of each publisher, once all have ended.
+    /// Number of messages of each publisher, once all have ended.
     published: watch::Sender<Option<Vec<(u64, u64)>>>,
     publishers: JoinSet<(u64, u64)>,
     subscribers: JoinSet<Subscriber>,
-    /// The count of acks that each publisher has got.
+    /// Number of acks of each publisher.
     acked: Vec<watch::Receiver<u64>>,
     answers: Vec<Arc<AtomicU64>>,
 }
 
 impl Load {
-    /// Each publisher waits for so long between two messages.
+    /// Starts the load; each publisher waits for `every` between two messages.
     pub async fn begin(
         selector: &NodeSelector,
         publishers: u64,
@@ -339,7 +339,7 @@ impl Load {
         load
     }
 
-    /// One more publisher, at a door of its own.
+    /// Adds a publisher with a selector of its own.
     pub async fn publish_at(&mut self, selector: &NodeSelector, from: u64, every: Duration) {
         let (mut publisher, stop) = (Publisher::new(selector, from).await, self.stop.subscribe());
         let (acks, acked) = watch::channel(0);
@@ -354,17 +354,17 @@ impl Load {
         });
     }
 
-    /// Waits until each publisher has got so many more acks.
+    /// Waits until each publisher has got `count` more acks.
     pub async fn until_acked(&self, count: u64) {
         until_each_grows(3 * SOON, &self.acked, count).await;
     }
 
-    /// Gives how often each subscriber came back and was answered.
+    /// Gives the number of answered reconnects of each subscriber.
     pub fn answers(&self) -> Vec<u64> {
         self.answers.iter().map(|answers| answers.load(Ordering::Relaxed)).collect()
     }
 
-    /// The subscribers, who have heard everything.
+    /// Ends the load; gives the subscribers, each of which has received all messages.
     pub async fn end(self) -> Vec<Subscriber> {
         self.stop.send_replace(true);
         let published = self.publishers.join_all().await;
@@ -373,7 +373,7 @@ impl Load {
     }
 }
 
-/// Reads until there is nothing more to publish, and all that was published.
+/// Reads until the publishers have ended, and all their messages are received.
 async fn read_all(
     mut subscriber: Subscriber,
     mut published: watch::Receiver<Option<Vec<(u64, u64)>>>,

@@ -6,16 +6,16 @@ use std::sync::{Mutex, PoisonError};
 
 use tempfile::TempDir;
 
-/// The script of one server; it takes a command, its options, and the folder as `--dir`.
+/// Script of one server. Its arguments are a command, options, and the folder as `--dir`.
 pub(crate) struct Script {
     program: PathBuf,
     folder: TempDir,
-    /// Ends the server when its input closes, so also when this process is killed.
+    /// Process that ends the server when its input closes, so also if this process is killed.
     keeper: Mutex<Child>,
 }
 
 impl Script {
-    /// `program` is named below this crate's folder, and `end` is its command that ends the server, which does not run yet.
+    /// Makes the script `program` of this crate's folder. Its command `end` ends the server, which does not run yet.
     pub(crate) fn new(program: &str, end: &[&str]) -> Self {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(program);
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -27,12 +27,13 @@ impl Script {
         self.folder.path()
     }
 
-    /// Runs a command of the script, and gives its output; none when it fails, which the script says on stderr. Blocks.
+    /// Runs a command of the script, and gives its output; `None` if it fails, which the script reports on stderr.
+    /// Blocks.
     pub(crate) fn run(&self, arguments: &[&str]) -> Option<String> {
         self.run_with(&[], arguments)
     }
 
-    /// The same, with further variables.
+    /// Runs a command with further variables.
     pub(crate) fn run_with(&self, environment: &[(&str, &str)], arguments: &[&str]) -> Option<String> {
         let output = Command::new(&self.program)
             .args(arguments)
@@ -51,7 +52,7 @@ impl Drop for Script {
     fn drop(&mut self) {
         let mut keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner);
         drop(keeper.stdin.take());
-        // The keeper has said why, where it could not end the server.
+        // The keeper reports itself why it could not end the server.
         let _ = keeper.wait();
     }
 }

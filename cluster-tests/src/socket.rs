@@ -1,4 +1,4 @@
-//! A realtime session frame by frame, so that a test sees exactly what a node says.
+//! A realtime session frame by frame, so that a test sees exactly the frames of a node.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub struct Socket {
     raw: Raw,
     binary: bool,
     next_id: u64,
-    /// Frames that came before an answer that was waited for.
+    /// Frames that came before an awaited answer.
     backlog: VecDeque<Value>,
     /// The `connected` frame.
     pub connected: Value,
@@ -44,7 +44,7 @@ impl Socket {
         Self::upgraded(raw, query.contains("format=msgpack")).await
     }
 
-    /// The same at an address where there may be no node, or one that does not go on. None then.
+    /// Connects to an address where there may be no node, or one that does not run; `None` in these cases.
     pub async fn try_open(addr: SocketAddr, query: &str, key: &str) -> Option<Self> {
         let stream = TcpStream::connect(addr).await.ok()?;
         stream.set_nodelay(true).ok()?;
@@ -64,7 +64,7 @@ impl Socket {
         socket
     }
 
-    /// Takes a connection whose upgrade was accepted, and reads nothing: what comes is expected to be a refusal.
+    /// Takes a connection whose upgrade was accepted, and reads nothing: the first frame is expected to be a refusal.
     pub fn refused(raw: Raw, binary: bool) -> Self {
         Self { raw, binary, next_id: 0, backlog: VecDeque::new(), connected: Value::Null }
     }
@@ -78,7 +78,7 @@ impl Socket {
         assert!(self.try_send(frame).await, "the node takes {frame}");
     }
 
-    /// The same to a node that may have gone. Whether it took the frame shows in what it answers.
+    /// Sends a frame to a node that may be gone. Its answer shows whether it got the frame.
     pub async fn try_send(&mut self, frame: &Value) -> bool {
         let (head, bytes) = if self.binary {
             (raw::BINARY, msgpack::from_json(&frame.to_string()))
@@ -97,7 +97,7 @@ impl Socket {
         id
     }
 
-    /// Sends a request and returns its answer; what comes before it stays to be read.
+    /// Sends a request and returns its answer; earlier frames stay to be read.
     pub async fn ask(&mut self, request: Value) -> Value {
         let id = self.start(request).await;
         let end = Instant::now() + SOON;
@@ -124,13 +124,13 @@ impl Socket {
         ack["serials"][0].as_str().expect("a serial").into()
     }
 
-    /// The next frame. Fails the test when none comes.
+    /// Reads the next frame. Fails the test without one.
     pub async fn next(&mut self) -> Value {
         let frame = self.next_within(SOON).await;
         frame.unwrap_or_else(|end| unreachable!("a frame was expected, but {end:?}"))
     }
 
-    /// The next frame of the protocol, or how the wait for it ended. WebSocket pings are answered.
+    /// Reads the next frame of the protocol, or gives the reason why none came. Answers WebSocket pings.
     pub async fn next_within(&mut self, deadline: Duration) -> Result<Value, SocketEnd> {
         match self.backlog.pop_front() {
             Some(frame) => Ok(frame),
@@ -156,7 +156,7 @@ impl Socket {
         }
     }
 
-    /// The first frame of which `wanted` holds, dropping what comes before it.
+    /// Gives the first frame for which `matches` holds, and drops earlier ones.
     pub async fn find(&mut self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
         let end = Instant::now() + SOON;
         loop {
@@ -169,13 +169,13 @@ impl Socket {
         }
     }
 
-    /// The next message frame on a channel.
+    /// Gives the next message frame on a channel.
     pub async fn message(&mut self, channel: &str) -> Value {
         let what = format!("a message on {channel}");
         self.find(&what, |frame| frame["op"] == 13 && frame["channel"] == channel).await
     }
 
-    /// Everything up to the end of the connection, and the end.
+    /// Reads all frames until the end of the connection.
     pub async fn to_end(&mut self, deadline: Duration) -> (Vec<Value>, SocketEnd) {
         let end = Instant::now() + deadline;
         let mut frames = Vec::new();
@@ -199,13 +199,13 @@ impl Socket {
     }
 }
 
-/// Why there is no further frame.
+/// Reason for which there is no further frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SocketEnd {
-    /// With this WebSocket close code.
+    /// Close frame with this code.
     Closed(u16),
-    /// Without a close frame.
+    /// End of the connection without a close frame.
     Gone,
-    /// No end: nothing came in time.
+    /// Nothing came in time.
     Silence,
 }

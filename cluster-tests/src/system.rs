@@ -5,19 +5,19 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 
-/// Lets this process, and the nodes it starts, hold `files` open files, as far as the hard limit goes.
+/// Raises the limit of open files of this process and of the nodes that it starts to `files`, up to the hard limit.
 #[expect(unsafe_code, reason = "setrlimit has no safe form in std; both pointers are to a live local")]
 pub(crate) fn raise_open_files(files: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
     if known && limit.rlim_cur < files {
         limit.rlim_cur = files.min(limit.rlim_max);
-        // A refusal shows where the files are opened.
+        // A failure shows when the files are opened.
         let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     }
 }
 
-/// The most that a process has held resident, in bytes.
+/// Gives the greatest resident memory of a process so far, in bytes.
 pub(crate) fn peak_resident_bytes(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the process runs");
     let kib = text
@@ -26,7 +26,7 @@ pub(crate) fn peak_resident_bytes(pid: u32) -> u64 {
     kib.expect("a count of KiB") * 1024
 }
 
-/// Lets a command that is started hold so many open files and no more.
+/// Limits the open files of a command that is started.
 #[expect(
     unsafe_code,
     reason = "a child's limits are set between fork and exec, where setrlimit is safe to call"
@@ -41,7 +41,7 @@ pub(crate) fn limit_open_files(command: &mut std::process::Command, files: u64) 
     unsafe { command.pre_exec(set) };
 }
 
-/// Lets a running process open no file under a number that is not among the first so many; its hard limit stays. The limit before.
+/// Limits the open files of a running process; its hard limit stays. Gives the former limit.
 #[expect(unsafe_code, reason = "prlimit has no safe form in std; both pointers are to live locals")]
 pub(crate) fn limit_open_files_of(pid: u32, files: u64) -> u64 {
     let pid = libc::pid_t::try_from(pid).expect("a process id");
@@ -53,17 +53,17 @@ pub(crate) fn limit_open_files_of(pid: u32, files: u64) -> u64 {
     before.rlim_cur
 }
 
-/// The highest number of an open file of a process.
+/// Gives the highest number of an open file of a process.
 pub(crate) fn highest_file(pid: u32) -> u64 {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives");
     let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse().ok());
     numbers.max().expect("a process has open files")
 }
 
-/// Says that a test is not run for want of something, which is a failure in CI.
+/// Reports that a test is skipped because something is missing, which is a failure in CI.
 pub fn not_run(why: &str) {
     assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "CI needs what is missing: {why}");
-    // Not by a macro, whose output is shown of tests that failed only.
+    // The macros' output is shown for failed tests only.
     io::stderr().write_all(format!("NOT RUN: {why}\n").as_bytes()).expect("standard error takes it");
 }
 
@@ -77,12 +77,12 @@ pub(crate) fn interrupt(pid: u32) {
     signal(pid, libc::SIGINT);
 }
 
-/// Takes all its time from a process (SIGSTOP), until [`resume`].
+/// Stalls a process (SIGSTOP), until [`resume`].
 pub(crate) fn pause(pid: u32) {
     signal(pid, libc::SIGSTOP);
 }
 
-/// Whether no thread of a process runs, which takes a moment after [`pause`].
+/// Whether no thread of a process runs, which is true a moment after [`pause`].
 pub(crate) fn is_stopped(pid: u32) -> bool {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
     threads.filter_map(Result::ok).all(|thread| {
@@ -91,7 +91,7 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     })
 }
 
-/// How often the threads of a process that have this name have waited for something and been woken.
+/// Gives the number of times that the threads of this name in a process were woken.
 pub(crate) fn woken(pid: u32, name: &str) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("the process lives");
     let of_thread = |path: &Path| {
@@ -118,7 +118,7 @@ fn signal(pid: u32, signal: libc::c_int) {
     assert!(unsafe { libc::kill(pid, signal) } == 0, "process {pid} is not there to be signalled");
 }
 
-/// Bytes of memory that a process holds resident.
+/// Gives the resident memory of a process, in bytes.
 pub(crate) fn resident_bytes(pid: u32) -> u64 {
     const PAGE_BYTES: u64 = 4096;
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("the process runs");
@@ -126,7 +126,7 @@ pub(crate) fn resident_bytes(pid: u32) -> u64 {
     pages * PAGE_BYTES
 }
 
-/// Lets a command that is started have an open file of this process, under the same number.
+/// Passes an open file of this process to a command that is started, under the same number.
 #[expect(
     unsafe_code,
     reason = "a child's files are chosen between fork and exec, where fcntl is safe to call"
@@ -140,7 +140,8 @@ pub(crate) fn hand_down(command: &mut std::process::Command, file: std::os::fd::
     unsafe { command.pre_exec(keep) };
 }
 
-/// Puts this thread, and whatever it starts, into a network of its own, which is gone with the last that is in it or holds it.
+/// Puts this thread, and all that it starts, into a new network namespace. The namespace ends with its last process and
+/// open file.
 #[expect(unsafe_code, reason = "unshare has no safe form in std; it touches no memory of this process")]
 pub(crate) fn leave_network() -> io::Result<File> {
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -149,7 +150,7 @@ pub(crate) fn leave_network() -> io::Result<File> {
     File::open("/proc/thread-self/ns/net")
 }
 
-/// Puts this thread, and whatever it starts, into that network.
+/// Puts this thread, and all that it starts, into that network namespace.
 #[expect(unsafe_code, reason = "setns has no safe form in std; the file is open while it is called")]
 pub(crate) fn enter_network(network: &File) {
     let entered = unsafe { libc::setns(network.as_raw_fd(), libc::CLONE_NEWNET) } == 0;

@@ -1,4 +1,4 @@
-//! A certificate authority for tests, the certificate of a node, and clients that trust it.
+//! A certificate authority for tests, the certificate of a node, and clients that trust the authority.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,10 +17,10 @@ use crate::{NodeOptions, Raw, http};
 
 pub use tokio_rustls::rustls::version::{TLS12, TLS13};
 
-/// The name that a node's certificate is for, beside 127.0.0.1.
+/// Name in a node's certificate, beside 127.0.0.1.
 pub const NAME: &str = "localhost";
 
-/// The files of one node. Dropping it removes them.
+/// Certificate files of one node. Dropping it removes them.
 pub struct Tls {
     folder: TempDir,
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -41,7 +41,7 @@ impl Default for Tls {
 }
 
 impl Tls {
-    /// A node that serves with the certificate.
+    /// Gives options of a node that uses the certificate.
     pub fn node(&self) -> NodeOptions {
         NodeOptions::default()
             .environment("FANFARE_TLS_CERT", &self.certificate().display().to_string())
@@ -56,17 +56,17 @@ impl Tls {
         self.current().join("node.key")
     }
 
-    /// A link to the folder of the pair in use, as mounted secrets have it.
+    /// Link to the folder of the files in use, as in mounted secrets.
     fn current(&self) -> PathBuf {
         self.folder.path().join("current")
     }
 
-    /// The certificate of the authority.
+    /// Certificate of the authority.
     pub fn authority(&self) -> PathBuf {
         self.folder.path().join("ca.crt")
     }
 
-    /// Puts a fresh certificate and key in the place of the former, both at once, and returns the certificate.
+    /// Replaces certificate and key by new ones, both at once, and returns the certificate.
     pub fn renew(&self) -> CertificateDer<'static> {
         let names = vec![NAME.to_owned(), "127.0.0.1".to_owned()];
         let key = KeyPair::generate().expect("a key");
@@ -82,7 +82,7 @@ impl Tls {
         certificate.der().clone()
     }
 
-    /// How a client that trusts the authority connects.
+    /// Gives the configuration of a client that trusts the authority.
     pub fn client(&self, version: &'static SupportedProtocolVersion) -> ClientConfig {
         let mut roots = RootCertStore::empty();
         roots.add(self.issuer.der().clone()).expect("a certificate");
@@ -102,7 +102,7 @@ impl Tls {
         Raw::over(self.connect(addr).await)
     }
 
-    /// [`Raw::connect_slow`] under TLS.
+    /// Connects as [`Raw::connect_slow`] does, under TLS.
     pub async fn raw_slow(&self, addr: SocketAddr, receive_buffer_bytes: u32) -> Raw {
         let socket = TcpSocket::new_v4().expect("a socket");
         socket.set_recv_buffer_size(receive_buffer_bytes).expect("a socket option");
@@ -110,13 +110,13 @@ impl Tls {
         Raw::over(handshake(stream, self.client(&TLS13)).await.expect("a handshake"))
     }
 
-    /// A connection for many requests.
+    /// Opens a connection for many requests.
     pub async fn http(&self, addr: SocketAddr) -> http::Connection {
         http::Connection::over(self.connect(addr).await, addr).await.expect("a connection")
     }
 }
 
-/// A connection under TLS, over a socket of the caller.
+/// Makes a TLS connection over a socket of the caller.
 pub async fn handshake(
     stream: TcpStream,
     config: impl Into<Arc<ClientConfig>>,
@@ -126,7 +126,7 @@ pub async fn handshake(
     TlsConnector::from(config.into()).connect(name, stream).await
 }
 
-/// The certificate that a connection was opened with.
+/// Gives the certificate of the node in a connection.
 pub fn peer(stream: &TlsStream<TcpStream>) -> CertificateDer<'static> {
     let chain = stream.get_ref().1.peer_certificates().expect("a handshake");
     chain[0].clone().into_owned()

@@ -1,4 +1,5 @@
-//! Publishers on several nodes who number what they say, and subscribers who notice what is missing, twice or out of order.
+//! Publishers on several nodes that number their messages, and subscribers that check for missing, duplicate and
+//! reordered messages.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::{Node, SOON, Socket, wait_until};
 const CHANNELS: usize = 3;
 const PUBLISHERS_MAX: u64 = 8;
 const EVERY: Duration = Duration::from_millis(10);
-/// Greatest time from a request to its answer: a node's wait for others, and some more on a busy machine.
+/// Greatest time from a request to its answer: a node's wait for its peers, and some more on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(8);
 
 /// Acks of each publisher after which a cluster is under load: thirty in each channel.
@@ -34,11 +35,11 @@ pub fn channels() -> impl Iterator<Item = String> {
     (0..CHANNELS).map(channel)
 }
 
-/// Clients that publish until they are told to end or their node is gone.
+/// Clients that publish until they are stopped or their node is gone.
 pub struct Publishers {
     end: watch::Sender<bool>,
     running: JoinSet<Numbers>,
-    /// The count of acks that each has got.
+    /// Number of acks of each publisher.
     acked: Vec<watch::Receiver<u64>>,
     count: u64,
     may_be_late: bool,
@@ -55,13 +56,12 @@ impl Publishers {
         }
     }
 
-    /// Lets publishers that are added from here on get the answer that their node did not know the outcome in
-    /// time.
+    /// Lets publishers that are added from here on accept the answer that the outcome is unknown.
     pub fn patient(self) -> Self {
         Self { may_be_late: true, ..self }
     }
 
-    /// One more, on this node.
+    /// Adds a publisher on this node.
     pub async fn add(&mut self, node: &Node) {
         assert!(self.count < PUBLISHERS_MAX, "so many are known to subscribers");
         let socket = Socket::open(node, "").await;
@@ -79,12 +79,12 @@ impl Publishers {
         publishers
     }
 
-    /// Waits until each has got so many more acks; one whose node is gone has ended, and is not waited for.
+    /// Waits until each publisher has got `count` more acks. One whose node is gone has ended, and is not waited for.
     pub async fn until_acked(&self, count: u64) {
         until_each_grows(3 * SOON, &self.acked, count).await;
     }
 
-    /// Ends them all. Gives how many messages of each were acknowledged; these and at most one more were published.
+    /// Stops all publishers. Gives the number of acknowledged messages of each; at most one more was published.
     pub async fn end(mut self) -> Numbers {
         self.end.send(true).ok();
         let mut acknowledged = Numbers::new();
@@ -107,7 +107,8 @@ async fn publish(
     while !*end.borrow() {
         for (of, number) in &mut numbers {
             let begun = Instant::now();
-            // All before it from the third number on were not acknowledged.
+            // Publisher, number of the message, and number of acknowledged messages: those between the two were not
+            // acknowledged.
             let data = [from, *number, acknowledged[of]];
             let message = json!({"op": 13, "id": "p", "channel": of.1, "data": data});
             if !socket.raw().send(FIN | TEXT, message.to_string().as_bytes()).await {
@@ -140,11 +141,11 @@ async fn publish(
 /// and missing ones must be reported as a loss.
 #[derive(Debug, Clone, Default)]
 pub struct ReceivedMessages {
-    /// The number that comes next.
+    /// Next number.
     next: Numbers,
     /// Publishers and channels of which messages may be missing, as reported since their last message.
     excused: HashSet<(u64, String)>,
-    /// How often it was told, by channel.
+    /// Number of reported losses, by channel.
     losses: HashMap<String, u64>,
     /// Latest serial, by channel.
     serials: HashMap<String, Value>,
@@ -178,7 +179,7 @@ impl ReceivedMessages {
         self.serials.insert(channel, frame["serial"].clone());
     }
 
-    /// Notes an attach. Without a resume the numbers begin anew, and earlier messages may come again.
+    /// Notes an attach. Without a resume any number may come next, and earlier messages may come again.
     fn begin(&mut self, channel: &str, attached: &Value, is_back: bool) {
         self.serials.insert(channel.to_owned(), attached["serial"].clone());
         if attached["resumed"] == false {
@@ -193,12 +194,12 @@ impl ReceivedMessages {
         self.excused.extend((0..PUBLISHERS_MAX).map(|from| (from, channel.to_owned())));
     }
 
-    /// How often it was told that messages may be missing, over all channels.
+    /// Number of reported losses, over all channels.
     pub fn losses(&self) -> u64 {
         self.losses.values().sum()
     }
 
-    /// Messages that it was told may be missing, and that were.
+    /// Number of messages that were missing after a reported loss.
     pub fn missing(&self) -> u64 {
         self.missing
     }
@@ -212,7 +213,7 @@ impl ReceivedMessages {
         acknowledged.iter().all(|(of, count)| is_fine(of, *count))
     }
 
-    /// Whether it has the last of what was acknowledged.
+    /// Whether it has the last of the acknowledged messages.
     pub fn has(&self, acknowledged: &Numbers) -> bool {
         acknowledged.iter().all(|(of, count)| self.next.get(of).copied().unwrap_or_default() >= *count)
     }
@@ -231,7 +232,7 @@ impl Subscriber {
         Self::after(node, name, ReceivedMessages::default()).await
     }
 
-    /// One on each of these nodes.
+    /// Starts a subscriber on each of these nodes.
     pub async fn on_each(nodes: &[Node], name: &str) -> Vec<Self> {
         let mut subscribers = Vec::new();
         for node in nodes {
@@ -240,7 +241,7 @@ impl Subscriber {
         subscribers
     }
 
-    /// One that was elsewhere before, and has heard this.
+    /// Starts a subscriber that was on another node before, with the messages that it received there.
     pub async fn after(node: &Node, name: &str, mut received: ReceivedMessages) -> Self {
         let mut socket = Socket::open(node, "").await;
         for channel in channels() {
@@ -264,18 +265,19 @@ impl Subscriber {
         self.received.borrow().clone()
     }
 
-    /// Goes away.
+    /// Stops the subscriber; gives the messages that it received.
     pub async fn leave(mut self) -> ReceivedMessages {
         self.end.send(true).ok();
         self.reading.join_next().await.expect("it reads").expect("a subscriber does not fail")
     }
 
-    /// Waits until it has what was acknowledged, and nothing more is on its way.
+    /// Waits until the subscriber has all acknowledged messages, and stops it.
     pub async fn settle(self, acknowledged: &Numbers) -> ReceivedMessages {
         self.settle_after(acknowledged, &Numbers::new()).await
     }
 
-    /// The same, where a run has ended: it has what was acknowledged there, too, or was told that it may be missing.
+    /// Waits as [`Subscriber::settle`] does. The messages in `ended`, of incarnations that have ended, must also be
+    /// received or reported as a loss.
     pub async fn settle_after(mut self, acknowledged: &Numbers, ended: &Numbers) -> ReceivedMessages {
         let end = Instant::now() + SOON;
         let has_all =
@@ -292,8 +294,8 @@ impl Subscriber {
     }
 }
 
-/// Waits until each subscriber has heard what was acknowledged, and until whoever comes back has missed nothing again; the nodes must
-/// be well.
+/// Waits until each subscriber has all acknowledged messages, and until a resuming client is resumed on every node.
+/// Asserts that the nodes are well.
 pub async fn assert_converged(cluster: &mut Cluster, acknowledged: &Numbers, subscribers: Vec<Subscriber>) {
     assert_converged_with_losses(cluster, acknowledged, &Numbers::new(), subscribers).await;
     for node in cluster.nodes() {
@@ -301,7 +303,7 @@ pub async fn assert_converged(cluster: &mut Cluster, acknowledged: &Numbers, sub
     }
 }
 
-/// The same, where runs have ended with what they had acknowledged.
+/// Waits as [`assert_converged`] does, with the messages in `ended` of incarnations that have ended.
 pub async fn assert_converged_with_losses(
     cluster: &mut Cluster,
     acknowledged: &Numbers,

@@ -1,4 +1,4 @@
-//! Waiting for a state, never for a time to pass.
+//! Waits for a state, never for a time.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 const STEP: Duration = Duration::from_millis(20);
 
-/// Asks until there is an answer, and fails the test when there is none in time.
+/// Asks until there is an answer, and fails the test without one in time.
 pub async fn wait_for<T>(deadline: Duration, what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let end = Instant::now() + deadline;
     loop {
@@ -19,12 +19,12 @@ pub async fn wait_for<T>(deadline: Duration, what: &str, mut ask: impl AsyncFnMu
     }
 }
 
-/// Asks until the answer is yes, and fails the test when it is not in time.
+/// Asks until the answer is true, and fails the test otherwise.
 pub async fn wait_until(deadline: Duration, what: &str, mut ask: impl AsyncFnMut() -> bool) {
     wait_for(deadline, what, async || ask().await.then_some(())).await;
 }
 
-/// Waits until each of these counts has grown by so much. One whose owner has ended is not waited for.
+/// Waits until each of these counts has grown by `by`. One whose sender is dropped is not waited for.
 pub(crate) async fn until_each_grows(deadline: Duration, counts: &[watch::Receiver<u64>], by: u64) {
     let end = Instant::now() + deadline;
     let goals: Vec<u64> = counts.iter().map(|count| *count.borrow() + by).collect();

@@ -1,30 +1,30 @@
-//! Times that a test lets pass although no state shows when they are over: each says what passes.
+//! Waits for a time, where no state shows that it is over. Each function says what the time is.
 //!
-//! A test that can see what it waits for uses [`crate::wait_until`].
+//! A test that can see the state that it waits for uses [`crate::wait_until`].
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// The time from one look of [`throughout`] to the next.
+/// Interval of the checks of [`throughout`].
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Holds a fault for its length: a cut, a stall or a stopped process that the test has made, and ends itself.
+/// Waits for the length of a fault that the test has made and ends itself: a cut, a stall or a stopped process.
 pub async fn fault_lasts(length: Duration) {
     sleep(length).await;
 }
 
-/// Lets the think time pass of a client, publisher or test that does something again and again.
+/// Waits for the think time of a client, publisher or test that repeats something.
 pub async fn pace(think_time: Duration) {
     sleep(think_time).await;
 }
 
-/// Lets a timeout of the node under test run out, where no state shows that it has.
+/// Waits for a timeout of the node under test, if no state shows its end.
 pub async fn time_passes(timeout: Duration) {
     sleep(timeout).await;
 }
 
-/// Checks again and again, for so long and once after it, that something stays as it is; `check` asserts it.
+/// Calls `check` again and again for this time, and once after it; `check` asserts the state.
 pub async fn throughout(time: Duration, mut check: impl AsyncFnMut()) {
     let end = Instant::now() + time;
     loop {

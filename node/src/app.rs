@@ -66,7 +66,7 @@ pub use store::{apply_schema, read_password};
 /// Connections on their way to the HTTP side.
 const HTTP_QUEUE: usize = 4096;
 
-/// Why a node did not start: the failed action, with the cause as its source.
+/// Error of a node's start: the failed action, with the cause as its source.
 #[derive(Debug)]
 pub struct StartError {
     doing: String,

@@ -9,7 +9,7 @@ pub(super) struct Channel {
     sequence: u64,
 }
 
-/// Incarnation as a serial spells it; the next constant has it as an id does.
+/// Incarnation as text, as a serial has it. The next constant has the form of message ids.
 const INCARNATION: &str = "AAAAAAAA";
 const ID_INCARNATION: &str = "AAAAAAAAAAA";
 const CONNECTION_ID: &str = "c_AAAAAAAAAAAAAAAAAAAAAA";
@@ -33,7 +33,8 @@ impl Channel {
         ))
     }
 
-    /// Numbers a publish and encodes what its subscribers get; None without `data`, which must be the last field.
+    /// Gives a published message its number and encodes the frame for subscribers; `None` without `data`, which must be
+    /// the last field.
     pub(super) fn message(&mut self, name: &str, publish: &str) -> Option<Vec<u8>> {
         let data = publish.split_once(r#""data":"#)?.1.strip_suffix('}')?;
         self.sequence += 1;
@@ -59,7 +60,7 @@ fn encode(text: &str) -> Vec<u8> {
     frame
 }
 
-/// Thirteen digits, like an epoch time of today.
+/// Current time in epoch milliseconds, which has thirteen digits.
 fn time_ms() -> u64 {
     1_700_000_000_000 + os::monotonic_ns() / 1_000_000
 }

@@ -1,11 +1,11 @@
-//! The transport floor: what the same fan-out costs when there is nothing but the sockets.
+//! The baseline server: the cost of the same fan-out with nothing but the sockets.
 //!
-//! One thread, one epoll loop. A published message is encoded once and written straight into the socket of each
-//! subscriber. It speaks as much of the protocol as the generator hears: connected, attached, message, ack.
-//! With a window, what is published within it goes out together: one write for each subscriber, all of them in one loop.
-//! With io_uring one call of the kernel writes what goes to many. With more threads each has a part of the connections and a loop of
-//! its own, and hears from the one that was published to what goes to its part.
-//! There are no credentials, no queues and no names checked; a subscriber whose socket is full is closed.
+//! By default it is one thread with one epoll loop. It encodes a published message once and writes it into the socket
+//! of each subscriber. It speaks as much of the protocol as the generator reads: connected, attached, message, ack.
+//! With a window it writes once to each subscriber for all messages of the window. With io_uring one system call writes
+//! to many sockets. With several threads each has a part of the connections and its own loop, and the thread that gets
+//! a publish passes it to the others. It checks no credentials and no names and has no queues. It closes a subscriber
+//! whose socket is full.
 
 mod channel;
 mod peer;
@@ -39,21 +39,21 @@ const BACKLOG: i32 = 4096;
 
 #[derive(Args)]
 pub struct Options {
-    /// How long a message may wait for others, so that they go out in one write; 0 writes each at once.
+    /// Time for which a message may wait for others to go out in one write, in ms; 0 writes each at once.
     #[arg(long, default_value_t = 0)]
     pub window_ms: u64,
-    /// Says on each connection that it is there, once in so long, as the node does when nothing is published; 0: never.
+    /// Milliseconds between two heartbeats on each connection, as the node sends while nothing is published; 0: none.
     #[arg(long, default_value_t = 0)]
     pub heartbeat_ms: u64,
-    /// Writes messages to many sockets with one call of the kernel.
+    /// Writes messages to many sockets with one system call.
     #[arg(long)]
     pub io_uring: bool,
-    /// Each with its part of the connections.
+    /// Threads, each with its part of the connections.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub threads: u8,
 }
 
-/// Serves on a free port, which is the one line on stdout, until stdin ends.
+/// Serves on a free port until stdin ends. The address is the one line on stdout.
 pub fn serve(options: &Options) -> Result<()> {
     let listener = listen()?;
     println!("{}", listener.local_addr()?);
@@ -79,7 +79,7 @@ fn exit_with_stdin() {
     std::process::exit(0);
 }
 
-/// Listens on a free port, with a backlog as long as the node's.
+/// Listens on a free port, with the backlog of the node.
 fn listen() -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
@@ -89,7 +89,7 @@ fn listen() -> io::Result<TcpListener> {
 
 struct BaselineServer {
     poll: Poll,
-    /// Listener, in one of the threads alone, which deals out the connections.
+    /// Listener, which one thread has; that thread deals the connections out.
     listener: Option<TcpListener>,
     accepted: usize,
     inbox: Receiver<ThreadMessage>,
@@ -98,13 +98,13 @@ struct BaselineServer {
     peers: Vec<Option<Peer>>,
     channels: HashMap<String, Channel>,
     window: Duration,
-    /// When the window that is open ends.
+    /// End of the open window.
     due: Option<Instant>,
-    /// Peers with frames that wait for it.
+    /// Peers with frames that wait for the end of the window.
     dirty: Vec<usize>,
     /// Time between two heartbeats of a connection; zero: no heartbeats.
     heartbeat: Duration,
-    /// When each connection has its next one, soonest first.
+    /// Next heartbeat of each connection, soonest first.
     beats: VecDeque<(Instant, usize)>,
     ring: Option<Ring>,
 }
@@ -155,7 +155,7 @@ impl BaselineServer {
         }
     }
 
-    /// How long it may wait for a socket: until a window ends or a heartbeat is due.
+    /// Gives the time to wait for a socket: until a window ends or a heartbeat is due.
     fn poll_timeout(&self) -> Option<Duration> {
         let beat = self.beats.front().map(|(due, _)| *due);
         let first = self.due.into_iter().chain(beat).min();
@@ -281,7 +281,7 @@ impl BaselineServer {
                 dirty.iter().for_each(|at| self.peers[*at].iter_mut().for_each(Peer::clear_pending));
             }
             for at in dirty {
-                // What was too much for one call, or all.
+                // Writes the frames that were too many for one call, or all frames without io_uring.
                 if self.peers[at].as_mut().is_some_and(|peer| peer.flush().is_err()) {
                     self.close(at);
                 }
@@ -305,7 +305,8 @@ impl BaselineServer {
         self.peers[at].as_mut().map_or(Ok(()), |peer| peer.write(frame))
     }
 
-    /// Dropping the stream also takes it out of the poll. Its place among the subscribers stays and is passed over.
+    /// Closes a connection. Dropping its stream also takes it out of the poll. Its number stays in the lists of
+    /// subscribers, where it is passed over.
     fn close(&mut self, at: usize) {
         self.peers[at] = None;
     }

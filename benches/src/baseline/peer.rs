@@ -9,7 +9,7 @@ use super::ring::Write;
 use crate::wire::reader::Reader;
 use crate::wire::{handshake, websocket};
 
-/// A connection: first the head of its upgrade, then frames.
+/// A connection. Its first bytes are the head of the upgrade, all others are frames.
 pub(super) struct Peer {
     stream: TcpStream,
     stage: Stage,
@@ -17,7 +17,7 @@ pub(super) struct Peer {
     waiting: Vec<Arc<[u8]>>,
 }
 
-/// More than the system takes in one call is written in several.
+/// Greatest number of buffers that the system takes in one call; more are written in several.
 const VECTORED_MAX: usize = 1024;
 
 enum Stage {
@@ -30,7 +30,7 @@ impl Peer {
         Self { stream, stage: Stage::Head(Vec::new()), waiting: Vec::new() }
     }
 
-    /// Reads what is there; the text frames are appended to `texts`. An error means that the peer is gone.
+    /// Reads what has come, and appends the text frames to `texts`. An error means that the peer is gone.
     pub(super) fn read(&mut self, shared: &mut [u8], texts: &mut Vec<String>) -> io::Result<()> {
         match &mut self.stage {
             Stage::Head(_) => self.upgrade(shared),
@@ -46,7 +46,7 @@ impl Peer {
         }
     }
 
-    /// Writes a whole frame or fails: a full socket is not waited for.
+    /// Writes a whole frame, or fails if the socket is full.
     pub(super) fn write(&mut self, frame: &[u8]) -> io::Result<()> {
         match self.stream.write(frame)? {
             written if written == frame.len() => Ok(()),
@@ -60,7 +60,7 @@ impl Peer {
         self.waiting.len() == 1
     }
 
-    /// Writes all that waits or fails: a full socket is not waited for.
+    /// Writes all waiting frames, or fails if the socket is full.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         for frames in self.waiting.chunks(VECTORED_MAX) {
             let slices: Vec<IoSlice<'_>> = frames.iter().map(|frame| IoSlice::new(frame)).collect();

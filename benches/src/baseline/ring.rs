@@ -1,4 +1,4 @@
-//! Writes to many sockets with one call of the kernel, by io_uring.
+//! Writes to many sockets with one system call, by io_uring.
 
 use std::io::{self, IoSlice};
 use std::mem;
@@ -6,14 +6,15 @@ use std::os::fd::RawFd;
 
 use io_uring::{IoUring, opcode, types};
 
-/// Writes in one call, as a node has them.
+/// Number of writes in one call, that of the node.
 const ENTRIES: u32 = 64;
-/// A socket that is full is not waited for, by a ring not even where it does not block, and with it all others of the call.
+/// Flags of a write. Without `MSG_DONTWAIT` io_uring would wait for a full socket, even a non-blocking one, and the
+/// whole call with it.
 const FLAGS: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
 pub(super) struct Ring(IoUring);
 
-/// All of it goes into the socket, or it fails.
+/// Frames for one socket. The socket takes all of them, or the write fails.
 pub(super) struct Write<'a> {
     /// Number of the connection.
     pub(super) to: usize,
@@ -34,7 +35,7 @@ impl Ring {
             for (at, (write, head)) in writes.iter().zip(&heads).enumerate() {
                 let socket = types::Fd(write.socket);
                 let entry = match &write.parts[..] {
-                    // Cheaper than a vector of one.
+                    // A single write is cheaper than a vector of one.
                     [only] => {
                         opcode::Send::new(socket, only.as_ptr(), only.len() as u32).flags(FLAGS).build()
                     }
@@ -71,9 +72,9 @@ impl Ring {
 
 #[expect(unsafe_code, reason = "some systems have more fields in it than can be named")]
 fn head(parts: &[IoSlice<'_>]) -> libc::msghdr {
-    // SAFETY: it holds numbers and pointers, for which 0 stands for there being nothing.
+    // SAFETY: the struct holds numbers and pointers, for which 0 is a valid value.
     let mut head: libc::msghdr = unsafe { mem::zeroed() };
-    // The form of an `IoSlice` is that of an `iovec`, and what is sent is only read.
+    // An `IoSlice` has the layout of an `iovec`, and the kernel only reads the bytes.
     head.msg_iov = parts.as_ptr().cast_mut().cast();
     head.msg_iovlen = parts.len() as _;
     head

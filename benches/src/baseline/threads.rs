@@ -1,4 +1,4 @@
-//! Floors beside each other, each with its thread and its part of the connections.
+//! Threads of the baseline server, each with its part of the connections.
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ pub(super) const WAKE: Token = Token(usize::MAX - 1);
 /// Message from one thread of the baseline server to another.
 pub(super) enum ThreadMessage {
     Peer(TcpStream),
-    /// Something that was published there: the name of the channel, and its frame.
+    /// Message that was published at the other thread: the name of the channel, and its frame.
     Message(String, Arc<[u8]>),
 }
 
-/// The way to a floor.
+/// Sender to one thread of the baseline server.
 #[derive(Clone)]
 pub(super) struct ThreadSender {
     sender: Sender<ThreadMessage>,
@@ -30,14 +30,14 @@ impl ThreadSender {
     }
 }
 
-/// Parts of which a thread makes its baseline server.
+/// Parts from which a thread makes its baseline server.
 pub(super) struct ThreadContext {
     pub(super) poll: Poll,
     pub(super) inbox: Receiver<ThreadMessage>,
     pub(super) others: Vec<ThreadSender>,
 }
 
-/// Makes the parts of that many threads, each with the ways to all others.
+/// Makes the parts of `count` threads, each with senders to all others.
 pub(super) fn thread_contexts(count: usize) -> io::Result<Vec<ThreadContext>> {
     let (mut polls, mut entrances) = (Vec::new(), Vec::new());
     for _ in 0..count {

@@ -1,5 +1,5 @@
-//! The parts of a node and of its database alone, each a process that `bench` starts. The allocator is that of the node, but
-//! in huge pages where the system has them.
+//! Parts of a node and of its database alone, each a process that `bench` starts. The allocator is that of the node,
+//! with huge pages if the system has them.
 
 use std::process::ExitCode;
 use std::thread::available_parallelism;
@@ -14,7 +14,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "bench-bare")]
 enum Command {
-    /// Takes what comes over a link and counts it, until stdin ends.
+    /// Takes the messages of a link and counts them, until stdin ends.
     LinkSink(link::sink::Options),
     /// Sends over a link as fast as the other end takes it; the result as one JSON line on stdout.
     LinkSource(link::source::Options),
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> Result<()> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     if let Command::LinkSink(_) | Command::LinkSource(_) = command {
-        // As many as a node has for peers.
+        // A node has as many threads for its peers.
         builder.worker_threads(available_parallelism()?.get().div_ceil(4));
     }
     let runtime = builder.enable_all().build()?;

@@ -1,4 +1,4 @@
-//! Rows of history, as fast as the database takes so many writes at a time.
+//! Inserts of history rows, as fast as the database takes a given number of writes at a time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,9 +20,9 @@ use crate::load::{Cost, Meter};
 const WARM_UP: Duration = Duration::from_secs(2);
 const TTL_S: i32 = 72 * 3_600;
 const DAY_MS: u64 = 24 * 3_600 * 1_000;
-/// After so many rows a writer goes on with another partition, as a node does.
+/// Number of rows after which a writer goes on with another partition, as a node does.
 const PARTITION_ROWS: u64 = 50_000;
-/// The record of a publish of 128 bytes.
+/// Size of the record of a publish of 128 bytes.
 const RECORD_BYTES: usize = 256;
 
 const INSERT: &str = "INSERT INTO {}.history (account, channel, kind, day, bucket, timestamp_ms, sequence, incarnation, \
@@ -41,10 +41,10 @@ pub struct Options {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// Beginning of the channels' names.
+    /// Beginning of the channel names.
     #[arg(long, default_value = "loop")]
     pub prefix: String,
-    /// The database's process, for its CPU time; repeated where several work together.
+    /// Process of the database, for its CPU time; repeated if the database has several.
     #[arg(long = "database-pid")]
     pub database_pids: Vec<u32>,
 }
@@ -54,7 +54,7 @@ pub struct Outcome {
     pub rows_per_s: f64,
     pub write_p50_ms: f64,
     pub write_p99_ms: f64,
-    /// The server is the database, and the generator this process.
+    /// Cost of the database as the server, and of this process as the generator.
     pub cost: Cost,
 }
 
@@ -79,7 +79,7 @@ async fn run(options: &Options) -> Result<Outcome> {
             rows: options.rows,
             written: 0,
         };
-        // Held by the set, which is waited for.
+        // The task set holds the writers, and is awaited.
         writers.spawn(writer.write(begins, ends));
     }
     tokio::time::sleep_until(begins.into()).await;
@@ -107,7 +107,7 @@ struct Writer {
 type Row<'a> = (&'a str, &'a str, i8, i32, i32, i64, i64, i64, &'a str, String, String, i32, i64);
 
 impl Writer {
-    /// One write after another; how long each took that ended in the measured part.
+    /// Makes one write after another. Gives the duration of each write that ended in the measured part.
     async fn write(mut self, begins: Instant, ends: Instant) -> Result<Vec<u64>> {
         let each = vec![BatchStatement::from(self.insert.clone()); self.rows];
         let mut batch = Batch::new_with_statements(BatchType::Unlogged, each);
@@ -156,7 +156,7 @@ impl Writer {
     }
 }
 
-/// Text that differs from row to row in its numbers, like the records of one publisher.
+/// Record with the length of a real one, and with other numbers in each row.
 fn record(id: &str, now_ms: i64) -> String {
     let mut record = format!(r#"{{"channel":"bench:publish:0","id":"{id}","timestamp":{now_ms},"data":""#);
     let padding = RECORD_BYTES.saturating_sub(record.len() + 2);

@@ -25,7 +25,7 @@ pub struct Database {
     /// Nodes of the database, `host:port`, with commas between them.
     #[arg(long, value_delimiter = ',', required = true)]
     pub points: Vec<String>,
-    /// A keyspace with the tables of a node.
+    /// Keyspace with the tables of a node.
     #[arg(long)]
     pub keyspace: String,
 }
@@ -42,7 +42,7 @@ impl Database {
         Ok(builder.build().await?)
     }
 
-    /// `{}` stands for the keyspace.
+    /// Prepares a statement; `{}` stands for the keyspace.
     async fn prepare(&self, session: &Session, text: &str) -> Result<PreparedStatement> {
         let mut prepared = session.prepare(text.replace("{}", &self.keyspace)).await?;
         prepared.set_is_idempotent(true);

@@ -33,7 +33,7 @@ pub struct Options {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// The database's process, for its CPU time; repeated where several work together.
+    /// Process of the database, for its CPU time; repeated if the database has several.
     #[arg(long = "database-pid")]
     pub database_pids: Vec<u32>,
 }
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub reads: u64,
     pub p50_ms: f64,
     pub p99_ms: f64,
-    /// The server is the database, and the generator this process.
+    /// Cost of the database as the server, and of this process as the generator.
     pub cost: Cost,
 }
 
@@ -78,7 +78,7 @@ async fn run(options: &Options) -> Result<Outcome> {
     Ok(Outcome { reads: times.total(), p50_ms, p99_ms, cost })
 }
 
-/// All values are taken out, as somebody would who wants them.
+/// Reads the newest rows and takes out all their values, as an application would.
 async fn read(
     session: &Session,
     select: &PreparedStatement,

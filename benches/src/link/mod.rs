@@ -1,4 +1,4 @@
-//! A link between nodes alone: both ends are processes of their own, with the lanes, TLS and gRPC of a node.
+//! A link between nodes alone: both ends are processes of their own, with the peer streams, TLS and gRPC of a node.
 
 mod origin;
 pub mod sink;

@@ -1,4 +1,4 @@
-//! The publish path of a node without its sockets: what it forwards is made by it and by nothing else.
+//! The publish path of a node without its sockets, which makes the items that a link forwards.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,8 @@ pub struct Publishing {
 }
 
 impl Origin {
-    /// One that keeps nothing, with so many channels; each message has `bytes` of data. To be made within a runtime.
+    /// Makes a principal with `channels` channels that keep no history; each message has `bytes` of data. Must run
+    /// within a runtime.
     pub(super) fn new(folder: &Path, tasks: &Arc<Tasks>, channels: usize, bytes: usize) -> Result<Self> {
         let limits = Limits::default();
         let clock = Clock::system();
@@ -53,7 +54,7 @@ impl Origin {
         &self.publishing.channels
     }
 
-    /// One publish of so many messages to the channel of that number.
+    /// Publishes `messages` messages at once to the channel of that number.
     pub(super) fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
         self.publishing.publish(channel, messages, done);
     }
@@ -74,7 +75,7 @@ impl Publishing {
              name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\ncapability = {{ \"*\" = [\"publish\"] }}\n"
         );
         let auth = Authenticator::new(Accounts::from_text(&directory)?, NoTokenStore, clock, &limits, true);
-        // `secret.key` as Basic.
+        // The key `secret.key` in Basic authentication.
         let authorization = vec![&b"Basic c2VjcmV0LmtleQ=="[..]];
         let credentials = Credentials { authorization, query: "", socket: false, address: None };
         let principal = auth.authenticate(&credentials).map_err(|_| "the key of the directory is refused")?;
@@ -90,7 +91,7 @@ impl Publishing {
         &self.channels[number]
     }
 
-    /// One publish of so many messages to the channel of that number.
+    /// Publishes `messages` messages at once to the channel of that number.
     pub fn publish(&self, channel: usize, messages: usize, done: PublishDone) {
         let draft = Draft { id: None, name: None, data: Some(self.data.clone()), extras: None };
         let request = PublishRequest {

@@ -1,4 +1,4 @@
-//! The end that takes: what comes is read, checked and confirmed as by a node, and then counted and dropped.
+//! The receiving end of a link: it reads, checks and acks messages as a node does, then counts and drops them.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::runtime::Runtime;
 use super::End;
 use crate::Result;
 
-/// Incarnation of the sink, which the source needs to link to it.
+/// Incarnation of the sink, which the source must know to open the link.
 pub const INCARNATION: u64 = 2;
 
 #[derive(Args)]
@@ -27,7 +27,8 @@ pub struct Options {
     pub end: End,
 }
 
-/// Listens on a free port, which is the one line on stdout, until stdin ends. Then it says how many messages came.
+/// Listens on a free port until stdin ends. The address is the first line on stdout, the number of received messages
+/// the second.
 pub fn serve(runtime: &Runtime, options: &Options) -> Result<()> {
     let tls = options.end.tls()?;
     let counted = Arc::new(MessageCounter::default());

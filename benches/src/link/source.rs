@@ -1,5 +1,5 @@
-//! The end that sends. It is fed in one of two ways: with publishes that were encoded before, put straight into the queues of
-//! the lanes; or by the publish path, which numbers, encodes and queues each and waits for its receipt.
+//! The sending end of a link, fed in one of two ways: publishes that were encoded before go straight into the queues of
+//! the peer streams; or the publish path numbers, encodes and queues each publish and waits for its peer ack.
 
 use std::collections::{HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -24,13 +24,13 @@ use crate::Result;
 use crate::load::{Cost, Meter};
 
 const WARM_UP: Duration = Duration::from_secs(1);
-/// Far more than a link has lanes, so that each lane has as much.
+/// Number of channels: far more than peer streams, so that each stream has as much to carry.
 const CHANNELS: usize = 256;
-/// Publishes that are encoded before; what is sent goes round over them.
+/// Number of publishes that are encoded before and sent again and again.
 const ENCODED: usize = 4 * CHANNELS;
-/// Items between two receipts that are waited for.
+/// Number of items from one peer ack that is awaited to the next.
 const CHUNK: usize = 512;
-/// Under way at most, well within what a lane holds.
+/// Greatest size of the unacked items, well within the queue of a peer stream.
 const UNDER_WAY_BYTES: usize = 12 * 1024 * 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 const GLANCE: Duration = Duration::from_micros(100);
@@ -56,7 +56,7 @@ pub struct Options {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// An empty folder.
+    /// Empty folder for the files of the source.
     #[arg(long)]
     pub folder: PathBuf,
 }
@@ -64,21 +64,21 @@ pub struct Options {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FeedMode {
-    /// Straight into the queues.
+    /// Encoded publishes, straight into the queues.
     Encoded,
-    /// Through the publish path.
+    /// Publishes through the publish path.
     Published,
 }
 
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
-    /// Confirmed by the other end, in the measured part.
+    /// Messages that the sink acked in the measured part, per second.
     pub messages_per_s: f64,
     /// Size of one publish as it is sent.
     pub item_bytes: usize,
-    /// All that were sent, from the beginning.
+    /// Number of all messages that were sent, warm-up included.
     pub sent: u64,
-    /// `server` is the sink and `generator` this end.
+    /// Cost of the sink as `server`, and of this end as `generator`.
     pub cost: Cost,
 }
 
@@ -117,7 +117,7 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    /// Waits until the link is up.
+    /// Connects to the sink, and waits until the link is up.
     fn link(runtime: &'a Runtime, options: &'a Options) -> Result<Self> {
         let tasks = Arc::new(Tasks::new(runtime.handle().clone()));
         let origin = Origin::new(&options.folder, &tasks, CHANNELS, options.bytes)?;
@@ -138,7 +138,7 @@ impl<'a> Source<'a> {
         Ok(source)
     }
 
-    /// Publishes a few, and keeps what is sent.
+    /// Publishes `ENCODED` messages, and keeps the items that are forwarded.
     fn encode(&self) -> Result<EncodedItems> {
         self.feed.keeps.store(true, Ordering::SeqCst);
         let acked = Arc::new(AtomicU64::new(0));
@@ -146,7 +146,7 @@ impl<'a> Source<'a> {
         wait_until("the first publishes to be acked", || acked.load(Ordering::Acquire) == ENCODED as u64)?;
         self.feed.keeps.store(false, Ordering::SeqCst);
         let mut items = std::mem::take(&mut *self.feed.kept.lock().unwrap_or_else(PoisonError::into_inner));
-        // What nodes say of members now and then may be as long.
+        // Other items, such as digests of members, may be as large as a publish.
         let numbers: HashSet<u64> = self.origin.channels().iter().map(channel_number).collect();
         items.retain(|(number, _)| numbers.contains(number));
         match items.len() {
@@ -155,11 +155,11 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// How many were sent and confirmed.
+    /// Sends items for the time; gives the number that was sent and acked.
     fn send(&self, items: &EncodedItems, window: usize, time: Duration) -> Result<u64> {
         let links = &self.feed.links;
         let until = Instant::now() + time;
-        // Of each chunk the last receipt of each lane, which has come when all before it have.
+        // For each chunk, the last peer ack of each stream: it comes when all acks before it have come.
         let mut under_way: VecDeque<Vec<PeerAck>> = VecDeque::new();
         let mut sent = 0;
         let mut all = items.iter().cycle();
@@ -190,7 +190,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// How many were published and acked.
+    /// Publishes for the time; gives the number of publishes that were acked.
     fn publish(&self, window: usize, time: Duration) -> Result<u64> {
         let acked = Arc::new(AtomicU64::new(0));
         let until = Instant::now() + time;
@@ -229,11 +229,11 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// The links, and what is sent while it is kept.
+/// The links, and the forwarded items while they are kept.
 struct Feed {
     links: GrpcPeerLinks,
     keeps: AtomicBool,
-    /// Least size of an item with messages.
+    /// Least size of an item that is kept: smaller ones have no messages.
     keeps_bytes: usize,
     kept: Mutex<EncodedItems>,
 }

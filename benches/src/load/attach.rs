@@ -1,4 +1,4 @@
-//! How long an attach takes to a channel that nobody wants yet, one after another.
+//! Time of an attach to a channel without interest, one attach after another.
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -12,10 +12,10 @@ use crate::{Result, os};
 pub struct Attach {
     #[command(flatten)]
     pub target: Target,
-    /// Connections, one after another; those before stay open.
+    /// Number of connections, opened one after another; all stay open.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: u32,
-    /// Channels of its own that each connection attaches to, the next one when the one before is attached.
+    /// Number of own channels to which each connection attaches, one after another.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..))]
     pub attached: u32,
 }
@@ -29,7 +29,7 @@ pub struct Outcome {
 }
 
 impl Attach {
-    /// The first connection warms up and is not counted, unless it is the only one.
+    /// Runs the workload. The first connection warms up and is not counted, unless it is the only one.
     pub fn run(&self) -> Result<Outcome> {
         let target = &self.target;
         let upgrade = target.dialect.upgrade(&target.address.to_string(), target.authorization()?.as_deref());

@@ -19,10 +19,10 @@ const TOGETHER: usize = 100;
 pub struct History {
     #[command(flatten)]
     pub target: Target,
-    /// The channel that is read.
+    /// Channel that is read.
     #[arg(long, default_value = "bench:history")]
     pub channel: String,
-    /// Messages that are published before, 100 at a time.
+    /// Number of messages that are published before the measured part, 100 at a time.
     #[arg(long, default_value_t = 1_000)]
     pub fill: usize,
     /// Messages of a page.
@@ -34,7 +34,7 @@ pub struct History {
     /// Length of the measured part.
     #[arg(long, default_value_t = 10)]
     pub seconds: u64,
-    /// A process of the database behind the server, for its CPU time; repeated where several work together.
+    /// Process of the database behind the server, for its CPU time; repeated if the database has several.
     #[arg(long = "database-pid")]
     pub database_pids: Vec<u32>,
 }

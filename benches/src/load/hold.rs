@@ -1,4 +1,4 @@
-//! Connections that are attached and read what comes, for as long as somebody else measures.
+//! Connections that are attached and read, while another process measures.
 
 use std::io;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 pub struct Hold {
     #[command(flatten)]
     pub target: Target,
-    /// How many are opened.
+    /// Number of connections.
     #[arg(long)]
     pub connections: usize,
     /// Channels per connection.
@@ -38,13 +38,13 @@ pub struct Outcome {
     pub channels: usize,
     /// Time until the last connection was attached.
     pub opening_s: f64,
-    /// Frames that came afterwards.
+    /// Number of frames that came afterwards.
     #[serde(rename = "heard")]
     pub received: u64,
 }
 
 impl Hold {
-    /// Says in a line on stdout that all are attached, and holds them until stdin ends.
+    /// Opens the connections, says in a line on stdout that all are attached, and holds them until stdin ends.
     pub fn run(&self) -> Result<Outcome> {
         let began = Instant::now();
         let links = open(&self.target, self.connections, |number| {
@@ -56,7 +56,7 @@ impl Hold {
         let over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&over);
         thread::spawn(move || {
-            // An error is an end too.
+            // An error ends the wait, too.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             stop.store(true, Ordering::Release);
         });

@@ -1,4 +1,4 @@
-//! Connections that are attached to channels of their own and hear nothing.
+//! Connections that are attached to channels of their own and receive no messages.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::{NotCarried, Result, os, procfs};
 pub struct Idle {
     #[command(flatten)]
     pub target: Target,
-    /// How many are opened.
+    /// Number of connections.
     #[arg(long)]
     pub connections: usize,
-    /// Channels per connection, each with this subscriber alone.
+    /// Number of channels per connection, each with this subscriber alone.
     #[arg(long, default_value_t = 1)]
     pub attached: usize,
-    /// How long the connections are held before the memory is read.
+    /// Seconds for which the connections are held before the memory is read.
     #[arg(long, default_value_t = 5)]
     pub settle_seconds: u64,
 }
@@ -31,15 +31,15 @@ pub struct Idle {
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub connections: usize,
-    /// Growth of the server's resident memory, per connection.
+    /// Growth of the server's resident memory, in bytes per connection.
     pub resident_bytes: f64,
-    /// Growth of what all TCP buffers of the machine hold, both ends together, per connection.
+    /// Growth of all TCP buffers of the machine, both ends together, in bytes per connection.
     pub socket_bytes: f64,
-    /// Opening and attaching all of them.
+    /// Cost of opening and attaching all connections.
     pub opening: Cost,
-    /// Holding them.
+    /// Cost of holding them.
     pub holding: Cost,
-    /// Frames while they were held, per connection: from the server and to it.
+    /// Frames per connection while they were held: from the server, then to it.
     #[serde(rename = "heard")]
     pub received: f64,
     pub said: f64,
@@ -81,7 +81,7 @@ fn frames(links: &[Link]) -> Frames {
     })
 }
 
-/// Answers heartbeats until the time is over; a connection that ends meanwhile is an error.
+/// Answers heartbeats for the time; a connection that ends meanwhile is an error.
 fn hold(mut links: Vec<Link>, time: Duration) -> Result<Vec<Link>> {
     let mut poll = Poll::new()?;
     for (at, link) in links.iter_mut().enumerate() {

@@ -8,8 +8,8 @@ use crate::wire::dialect::Dialect;
 use crate::wire::reader::Reader;
 use crate::wire::websocket::{opcode, write_client};
 
-/// How long a client of Fanfare may say nothing: the protocol's default `heartbeatMs`, less what two clocks of either side
-/// may be apart, so that each heartbeat of a silent server is answered.
+/// Time of silence after which a client of Fanfare sends a heartbeat: the protocol's default `heartbeatMs`, less the
+/// greatest difference of the two sides' clocks, so that each heartbeat of a silent server is answered.
 const SILENCE_NS: u64 = 14_500_000_000;
 
 /// An open connection of the generator.
@@ -19,7 +19,7 @@ pub(super) struct Link {
     reader: Reader,
     unsent: Vec<u8>,
     sent_ns: u64,
-    /// Frames that came, and frames that were sent, since the connection is open.
+    /// Frames received and sent since the connection was opened.
     frames: Frames,
 }
 
@@ -47,7 +47,7 @@ impl Link {
         registry.register(&mut self.stream, Token(at), Interest::READABLE | Interest::WRITABLE)
     }
 
-    /// Gives the size of what the kernel has taken in and the client has not read, up to 64 KiB.
+    /// Gives the number of bytes that the kernel has received and the client has not read, up to 64 KiB.
     pub(super) fn unread_bytes(&self) -> io::Result<usize> {
         match self.stream.peek(&mut [0; 64 * 1024]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
@@ -55,7 +55,7 @@ impl Link {
         }
     }
 
-    /// Hands over what the server has said, answers pings, and says that it lives when it was long silent.
+    /// Reads the frames of the server, answers pings, and sends a heartbeat after a long silence.
     pub(super) fn read(
         &mut self,
         now_ns: u64,
@@ -116,7 +116,7 @@ impl Link {
         !self.unsent.is_empty()
     }
 
-    /// Writes what the socket takes; the rest goes when it is writable again.
+    /// Writes as much as the socket takes; the rest goes when the socket is writable again.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let mut written = 0;
         while written < self.unsent.len() {

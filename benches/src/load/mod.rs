@@ -37,16 +37,16 @@ pub use tally::Faults;
 pub enum Workload {
     /// Publishes at a constant rate to one channel or many, with many subscribers.
     Fanout(Fanout),
-    /// Connections that are attached and hear nothing.
+    /// Connections that are attached and receive no messages.
     Idle(Idle),
-    /// Connections that come at once.
+    /// A connection storm.
     #[command(name = "herd")]
     ConnectionStorm(ConnectionStorm),
     /// Publishes with a fixed number under way on each connection.
     Publish(Publish),
-    /// A crowd that enters one channel, and newcomers that are sent the list of it.
+    /// Members that enter one channel, and clients that attach later and get the list of members.
     Presence(Presence),
-    /// Attaches to channels that nobody else wants, one after another.
+    /// Attaches to channels without interest, one after another.
     Attach(Attach),
     /// Connections that are attached and read until stdin ends.
     Hold(Hold),
@@ -60,7 +60,7 @@ pub struct Target {
     /// Address of the server.
     #[arg(long)]
     pub address: SocketAddr,
-    /// The server's process, for its CPU time and memory; repeated where several work together.
+    /// Process of the server, for its CPU time and memory; repeated if there are several.
     #[arg(long = "server-pid", required = true)]
     pub server_pids: Vec<u32>,
     /// Protocol of the server. Only `fanout`, `idle` and `herd` speak others than Fanfare's.

@@ -14,7 +14,7 @@ use crate::wire::handshake;
 use crate::wire::websocket::{first_frame, opcode, write_client};
 use crate::{Error, Result};
 
-/// How many handshakes are under way at once.
+/// Number of handshakes that are under way at once.
 const TOGETHER: usize = 100;
 /// First id of a request. All ids of a connection with 20 channels have as many digits, so that their frames
 /// have one size.
@@ -30,7 +30,7 @@ pub(super) fn open<Channels: IntoIterator<Item = String>>(
     open_over(target, count, channels, |target| TcpStream::connect(target.address))
 }
 
-/// The same over the connections that `connect` makes.
+/// Opens and attaches connections as [`open`] does, over streams that `connect` makes.
 pub(super) fn open_over<Channels: IntoIterator<Item = String>>(
     target: &Target,
     count: usize,
@@ -77,21 +77,21 @@ impl Target {
     }
 }
 
-/// A blocking connection on its way.
+/// Connection in blocking mode that is being opened.
 pub(super) struct Opening {
     stream: TcpStream,
     dialect: Dialect,
     read: Vec<u8>,
     /// First frame of the server.
     welcome: Vec<u8>,
-    /// Said by the server and not looked at yet.
+    /// Meanings of frames that were read and not yet handled.
     said: VecDeque<ReplyKind>,
-    /// Channels that were asked for.
+    /// Number of channels whose attach is not answered.
     awaited: usize,
 }
 
 impl Opening {
-    /// Asks for a connection; `upgrade` is what the dialect has for that.
+    /// Sends the upgrade request `upgrade` on a new connection.
     pub(super) fn begin(target: &Target, upgrade: &[u8]) -> Result<Self> {
         Self::over(TcpStream::connect(target.address)?, target, upgrade)
     }
@@ -104,7 +104,7 @@ impl Opening {
         Ok(Self { stream, dialect: target.dialect, read, welcome: Vec::new(), said, awaited: 0 })
     }
 
-    /// Waits until the server has let it in.
+    /// Waits until the server has accepted the connection.
     pub(super) fn greeted(&mut self) -> Result<()> {
         self.upgraded()?;
         if let Some(hello) = self.dialect.hello() {

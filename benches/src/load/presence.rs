@@ -1,4 +1,4 @@
-//! A crowd that becomes present on one channel while some of it watch, then newcomers that are sent the list.
+//! Members that enter one channel while a part of them watch, then clients that attach and get the list of members.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use crate::wire::frames::{self, op};
 use crate::{Result, os};
 
 const CHANNEL: &str = "bench:presence";
-/// Room for a page of the list, which is 64 KiB without its head.
+/// Size of the buffer: a page of the list is 64 KiB without its head.
 const SHARED_BYTES: usize = 128 * 1024;
-/// Nothing at all for so long ends the measurement.
+/// Time without any frame after which the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Args, Clone)]
 pub struct Presence {
     #[command(flatten)]
     pub target: Target,
-    /// Connections that enter, each under a name of its own.
+    /// Number of connections that enter, each under a name of its own.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub members: u32,
-    /// How many of them are attached and see it; the others only enter.
+    /// Number of members that are attached and receive the events; the others only enter.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub subscribers: u32,
-    /// Connections that attach one after another once all are present, each after a change.
+    /// Number of clients that attach one after another once all members have entered, each after a change.
     #[arg(long, default_value_t = 100)]
     pub newcomers: u32,
 }
@@ -39,13 +39,13 @@ pub struct Outcome {
     pub members: usize,
     pub subscribers: usize,
     pub newcomers: usize,
-    /// All entering, each of them seen by all subscribers.
+    /// Cost of entering: each enter is delivered to all subscribers.
     pub entering: Cost,
-    /// Payload bytes that the subscribers were sent meanwhile.
+    /// Payload bytes that the server sent to the subscribers meanwhile.
     pub sent_bytes: u64,
-    /// Payload bytes that they have to be sent: each event once to each subscriber.
+    /// Payload bytes that it had to send: each event once to each subscriber.
     pub needed_bytes: u64,
-    /// Opening a connection, attaching it and sending it the list, per newcomer. The list is made anew for each.
+    /// CPU of the server per new client, in ms: connecting, attaching and sending the list, which is encoded for each.
     pub newcomer_cpu_ms: f64,
     pub newcomer_ms: f64,
     pub list_bytes: u64,
@@ -63,7 +63,7 @@ impl Presence {
         let (mut list_bytes, mut cpu_s, mut wall_s) = (0, 0.0, 0.0);
         let mut newcomers = Vec::new();
         for number in 0..self.newcomers as usize {
-            // What was made for the newcomer before is of no use to this one.
+            // The list that the node encoded for the client before is out of date now.
             crowd.change("update", &[number % members])?;
             let meter = Meter::start(&self.target.server_pids)?;
             let newcomer = open(&self.target, 1, |_| Some(CHANNEL.to_owned()))?;
@@ -88,7 +88,7 @@ impl Presence {
     }
 }
 
-/// Connections, of which the first `subscribers` are attached.
+/// The connections, of which the first `subscribers` are attached.
 struct PresenceConnections {
     links: Vec<Link>,
     subscribers: usize,
@@ -105,8 +105,8 @@ impl PresenceConnections {
         Ok(Self { links, subscribers, poll, shared: vec![0; SHARED_BYTES] })
     }
 
-    /// Changes these members and waits until every subscriber has seen it. Returns what all subscribers were sent, and
-    /// what one of them had to be.
+    /// Changes these members and waits until every subscriber has received the events. Gives the bytes that were sent
+    /// to all subscribers, and those that one of them had to get.
     fn change(&mut self, action: &str, members: &[usize]) -> Result<(u64, u64)> {
         for at in members {
             let frame = frames::presence(*at as u64, CHANNEL, action, &format!("member-{at}"));
@@ -137,7 +137,7 @@ impl PresenceConnections {
         Ok((sent_bytes, event_bytes))
     }
 
-    /// Reads the list, which must have so many members, and returns its bytes.
+    /// Reads the list, which must have `members` members, and gives its size in bytes.
     fn list(&mut self, members: usize) -> Result<u64> {
         let (mut found, mut bytes) = (0, 0);
         self.read_until(|_, text| {
@@ -153,7 +153,7 @@ impl PresenceConnections {
         Ok(bytes)
     }
 
-    /// Hands over every frame, with the number of its connection, until `take` says that it was the last.
+    /// Passes every frame with the number of its connection to `take`, until that returns true.
     fn read_until(&mut self, mut take: impl FnMut(usize, &[u8]) -> Result<bool>) -> Result<()> {
         let mut events = Events::with_capacity(1024);
         let mut last_received = Instant::now();

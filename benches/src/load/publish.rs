@@ -19,7 +19,7 @@ use crate::wire::stamp::{DATA_BYTES_MIN, Stamp};
 use crate::{Result, os};
 
 const WARM_UP: Duration = Duration::from_secs(2);
-/// No ack at all for so long ends the measurement.
+/// Time without an ack after which the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Args, Clone)]
@@ -28,7 +28,7 @@ pub struct Publish {
     pub target: Target,
     #[arg(long, default_value_t = 16)]
     pub connections: usize,
-    /// Channels that nobody else publishes to, of each connection.
+    /// Number of channels of each connection, to which no other connection publishes.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub channels: u32,
     /// Publishes under way on each channel.
@@ -40,10 +40,10 @@ pub struct Publish {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
-    /// Each message has an id of its own, by which the server tells a repeat.
+    /// Gives each message an id of its own, by which the server detects a repeat.
     #[arg(long)]
     pub ids: bool,
-    /// A process of the database behind the server, for its CPU time; repeated where several work together.
+    /// Process of the database behind the server, for its CPU time; repeated if the database has several.
     #[arg(long = "database-pid")]
     pub database_pids: Vec<u32>,
 }
@@ -99,7 +99,7 @@ impl Pipelines {
         Ok(Self { all, poll, latency: Histogram::default() })
     }
 
-    /// Sends one more for each ack, until the time is over.
+    /// Sends a publish for each ack, until the time is over.
     fn pump(&mut self, until: Instant) -> Result<()> {
         let mut events = Events::with_capacity(256);
         let mut shared = vec![0; SHARED_BYTES];
@@ -122,7 +122,7 @@ impl Pipelines {
     }
 }
 
-/// A connection with its publishes under way, by their ids from `first` on.
+/// A connection with its unanswered publishes, by request id from `first` on.
 struct Pipeline {
     link: Link,
     channels: Vec<String>,
@@ -172,7 +172,7 @@ impl Pipeline {
         self.fill(free)
     }
 
-    /// Sends one more to each of these channels, all in one write; also what the socket did not take before.
+    /// Sends one publish to each of these channels in one write, after the bytes that the socket did not take before.
     fn fill(&mut self, channels: impl IntoIterator<Item = usize>) -> Result<()> {
         let at_ns = os::monotonic_ns();
         for channel in channels {

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct Faults {
     pub lost: u64,
     pub duplicated: u64,
-    /// Arrived, but after a later one.
+    /// Messages that arrived after a later one.
     pub reordered: u64,
-    /// Came to a subscriber of other channels.
+    /// Messages that arrived at a subscriber of other channels.
     pub astray: u64,
 }
 
@@ -19,11 +19,10 @@ impl Faults {
     }
 }
 
-/// Numbers of the messages that have come, for each subscription. It takes four bytes per subscription as
-/// long as all goes well.
+/// Received messages of each subscription, by number. Takes four bytes per subscription as long as none is missing.
 pub(super) struct Tally {
     next: Vec<u32>,
-    /// Passed over, by subscription and number.
+    /// Messages that were skipped, by subscription and number.
     missing: HashSet<(usize, u32)>,
     received: u64,
     faults: Faults,
@@ -38,7 +37,7 @@ impl Tally {
         self.received
     }
 
-    /// Tells of a message that nobody asked for.
+    /// Counts a message of a channel that the subscriber is not attached to.
     pub(super) fn record_astray(&mut self) {
         self.faults.astray += 1;
     }
@@ -57,7 +56,7 @@ impl Tally {
         self.received += 1;
     }
 
-    /// The faults, given how many messages should have come to each subscription.
+    /// Counts the faults; `published` gives the number of messages for each subscription.
     pub(super) fn finish(mut self, published: impl Fn(usize) -> u32) -> Faults {
         let behind = self.next.iter().enumerate().map(|(at, next)| published(at).saturating_sub(*next));
         let behind: u64 = behind.map(u64::from).sum();

@@ -12,7 +12,7 @@ impl Admin {
         Ok(Self(Http::connect(node.node_file()?.admin, None)?))
     }
 
-    /// One without labels; 0 while it is not there.
+    /// Value of a metric without labels; 0 if the page does not have it.
     pub(super) fn metric(&mut self, name: &str) -> Result<f64> {
         let page = self.0.get("/metrics")?.success("the metrics")?;
         let text = String::from_utf8_lossy(&page).into_owned();

@@ -2,14 +2,14 @@ use serde::Serialize;
 
 use super::report::Measurements;
 
-/// Share of the floor's deliveries per core-second.
+/// Least share of the baseline's deliveries per core-second.
 const FANOUT_SHARE_MIN: f64 = 0.60;
-/// Resident memory per idle connection.
+/// Greatest resident memory per idle connection, in kB.
 const IDLE_KB_MAX: f64 = 6.0;
-/// Share of the bare loop's rows per second.
+/// Least share of the bare loop's rows per second.
 const PUBLISH_SHARE_MIN: f64 = 0.40;
 
-/// CPU of the server for a newcomer, from its connection to the end of the list of 1 000 members.
+/// Greatest CPU time of the server for a client that attaches and gets the list of 1 000 members, in ms.
 const NEWCOMER_MS_MAX: f64 = 50.0;
 /// Greatest ratio of the bytes that subscribers are sent while members enter to those that they have to be
 /// sent.
@@ -18,25 +18,25 @@ const PRESENCE_SENT_MAX: f64 = 1.01;
 /// Least number of runs from which a bar is judged.
 pub(super) const RUNS_MIN: usize = 3;
 
-/// Why a bar of so many runs is not judged.
+/// Gives the reason why a bar of so few runs is not judged; `None` for enough runs.
 pub(super) fn insufficient_runs(runs: usize) -> Option<String> {
     (runs < RUNS_MIN).then(|| format!("runs are fewer than {RUNS_MIN}: {runs}"))
 }
 
-/// A figure that the project holds itself to.
+/// Bound that the project sets itself, with the measured figure.
 #[derive(Serialize)]
 pub(super) struct Bar {
     pub(super) what: String,
     pub(super) measured: String,
     pub(super) bar: String,
-    /// Measured figure, as a share of the bar.
+    /// Measured figure, as a multiple of the bound.
     pub(super) of_bar: f64,
     pub(super) met: bool,
-    /// Why nobody may say whether it is met.
+    /// Reason for which the bar is not judged.
     pub(super) not_judged: Option<String>,
 }
 
-/// The bars of all that was measured; what failed has none.
+/// Makes the bars of all measurements; a failed measurement has none.
 pub(super) fn bars(measured: &Measurements) -> Vec<Bar> {
     let fanouts = measured.fanouts.iter().map(|fanout| {
         let what = format!("fan-out × {}, of the floor", fanout.subscribers);
@@ -61,7 +61,7 @@ pub(super) fn bars(measured: &Measurements) -> Vec<Bar> {
 }
 
 impl Bar {
-    /// Without a verdict where there is a reason for that.
+    /// Removes the verdict if there is a reason not to judge.
     pub(super) fn judged_unless(self, not_judged: Option<String>) -> Self {
         Self { not_judged, ..self }
     }

@@ -1,4 +1,5 @@
-//! A process of our own that works beside a measurement: it says one line when it is ready, and ends when its stdin does.
+//! Process of this program that works beside a measurement: it prints one line when it is ready, and ends when its
+//! stdin does.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -13,7 +14,7 @@ pub(super) struct Companion {
 }
 
 impl Companion {
-    /// Waits for its line.
+    /// Starts the process and waits for its line.
     pub(super) fn start(mut command: Command) -> Result<Self> {
         let name = format!("{}", command.get_program().display());
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -32,7 +33,7 @@ impl Companion {
         self.process.id()
     }
 
-    /// Lets it end; what it said after its first line.
+    /// Closes stdin, waits for the end, and gives the output after the first line.
     pub(super) fn end(mut self) -> Result<String> {
         drop(self.process.stdin.take());
         let mut rest = String::new();
@@ -49,7 +50,7 @@ impl Companion {
 impl Drop for Companion {
     fn drop(&mut self) {
         if matches!(self.process.try_wait(), Ok(None)) {
-            // Both fail only when the process is gone already.
+            // Both calls fail only if the process is gone already.
             let _ = self.process.kill();
             let _ = self.process.wait();
         }

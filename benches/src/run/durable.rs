@@ -1,4 +1,4 @@
-//! Durable publishes through the node, and the same rows without it.
+//! Durable publishes through the node, and the same rows written by the bare loop.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,11 +10,11 @@ use crate::Result;
 use crate::load::PublishOutcome;
 
 const CONNECTIONS: usize = 16;
-/// Publishes under way per connection; all of them together are the bare loop's group.
+/// Publishes under way per connection. The sum over the connections is the group of the bare loop.
 const WINDOW: usize = 64;
 const MESSAGE_BYTES: usize = 128;
 
-/// Paths of the binaries, and a folder on the disk that is measured.
+/// Paths of the binaries, and a folder on the measured disk.
 pub(super) struct Durable<'a> {
     pub(super) bench: &'a Path,
     pub(super) node: &'a Path,
@@ -23,7 +23,7 @@ pub(super) struct Durable<'a> {
 }
 
 impl Durable<'_> {
-    /// Measures the loop and the node in turn, that many times, until one of them fails.
+    /// Measures the loop and the node in turn, `repetitions` times, until one of them fails.
     pub(super) fn measure(&self, repetitions: u32, say: impl Fn(u32)) -> (Publish, Result<()>) {
         let mut publish = Publish::new(CONNECTIONS, WINDOW, MESSAGE_BYTES);
         let measured = self.in_turn(repetitions, say, &mut publish);

@@ -10,11 +10,11 @@ use serde::de::DeserializeOwned;
 use super::server::Server;
 use crate::{NotCarried, Result, os};
 
-/// Longer than any measurement takes, so that one that hangs does not hold up all others.
+/// Timeout of a measurement, longer than any takes.
 const END_WITHIN: Duration = Duration::from_secs(240);
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// The generator with this workload against this server; `bench` is the binary that is running.
+/// Makes the command of the generator with this workload against this server; `bench` is the running binary.
 pub(super) fn load(bench: &Path, workload: &str, server: &Server) -> Command {
     let mut command = Command::new(bench);
     command.args(["load", workload, "--address", &server.address.to_string()]);
@@ -25,7 +25,7 @@ pub(super) fn load(bench: &Path, workload: &str, server: &Server) -> Command {
     command
 }
 
-/// Runs to the end and reads the one line of the result. A generator that does not end in time is killed.
+/// Runs the command to its end and parses the one line of the result. A generator that does not end in time is killed.
 pub(super) fn result_of<Outcome: DeserializeOwned>(command: Command) -> Result<Outcome> {
     Ok(serde_json::from_slice(&output_within(command, END_WITHIN)?)?)
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::CHECKOUT;
 use crate::procfs;
 
-/// Arguments of git that list the changes of the checkout. The pages that a run writes do not count.
+/// Arguments of git that list the changes of the checkout, without the pages that a run writes.
 const CHANGES: [&str; 7] =
     ["-C", CHECKOUT, "status", "--porcelain", "--", ":/", ":(top,exclude)docs/benchmarks"];
 
@@ -19,9 +19,9 @@ pub(super) struct Machine {
     cpu: String,
     cores: usize,
     kernel: String,
-    /// How the kernel paces what TCP sends.
+    /// Congestion control of TCP.
     congestion_control: String,
-    /// Guard of the kernel's indirect calls, of which the way of a segment has dozens.
+    /// Mitigation of the kernel for indirect calls, of which sending a segment makes dozens.
     spectre_v2: String,
     node: String,
     bench: String,
@@ -55,7 +55,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// Gives the text below a picture.
+    /// Gives the line below a picture.
     pub(super) fn in_short(&self) -> String {
         let Self { cpu, cores, kernel, commit, date, .. } = self;
         format!("{cores} × {cpu}, Linux {kernel}, commit {commit}, {date}")
@@ -73,7 +73,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Empty when the program is missing or says nothing.
+/// Gives the first line of the program's output; empty if the program is missing.
 pub(super) fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();

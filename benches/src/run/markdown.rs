@@ -1,4 +1,4 @@
-//! Tables of Markdown, as the page with the figures has them.
+//! Markdown tables, in the form of the pages with the figures.
 
 use std::fmt::Write as _;
 
@@ -22,7 +22,7 @@ impl Table {
         let _ = writeln!(self.text, "| {name} | {} |", cells.join(" | "));
     }
 
-    /// With the empty line that ends it.
+    /// Gives the table with an empty line after it.
     pub(super) fn text(self) -> String {
         self.text + "\n"
     }

@@ -11,11 +11,11 @@ use crate::Result;
 use crate::load::{FanoutOutcome, IdleOutcome};
 
 const MESSAGE_BYTES: usize = 128;
-/// Subscribers, and messages per second: about as many deliveries per second each.
+/// Numbers of subscribers, with a rate of messages per second that makes about as many deliveries.
 const FANOUTS: [(usize, u32); 2] = [(1_000, 20), (10_000, 2)];
 const IDLE_CONNECTIONS: usize = 10_000;
 const MEMBERS: usize = 1_000;
-/// How many of the members see all of them enter.
+/// Numbers of members that are attached and receive every enter.
 const WATCHING: [usize; 2] = [1_000, 100];
 
 pub(super) struct Bench<'a> {
@@ -26,7 +26,7 @@ pub(super) struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures all that can be; what failed is told in words beside it.
+    /// Measures all that can be measured, and gives the failures as text.
     pub(super) fn measure(&self) -> (Measurements, Vec<String>) {
         let mut measured = Measurements::default();
         let mut failures = Vec::new();

@@ -1,4 +1,5 @@
-//! The whole comparison in one run: the node, the floor and the bare loop, one after another on the same machine.
+//! The whole comparison in one run: the node, the baseline server and the bare loop, one after another on the same
+//! machine.
 
 mod admin;
 mod bars;
@@ -36,13 +37,13 @@ const OPEN_FILES: u64 = 10_500;
 
 #[derive(Args)]
 pub struct Options {
-    /// Also writes everything that was measured to this file, as JSON.
+    /// File for all figures, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
+    /// Node binary to measure; without it the `dist` build of this checkout, built first if it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// How often everything is measured; the table has the medians.
+    /// Number of repetitions; the table has the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
     /// Length of each measured part.
@@ -50,8 +51,8 @@ pub struct Options {
     pub seconds: u32,
 }
 
-/// Measures everything and prints the table. A missed bar is told; a measurement that failed, or lost or doubled
-/// anything, is an error.
+/// Measures and prints the table. A missed bar is reported; a failed measurement is an error, and so is a lost or
+/// duplicated message.
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
     let given = check(options.node.as_deref(), options.out.as_deref())?;
@@ -59,7 +60,7 @@ pub fn run(options: &Options) -> Result<()> {
     let node = given.map_or_else(|| build_node(&this), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");
-    // Beside the binaries, because the folder for temporary files is memory on some machines.
+    // The folder is beside the binaries, since the folder for temporary files is memory on some machines.
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
     let bench = Bench { this, node, data: data.path().to_owned(), options };
     let (measured, failures) = bench.measure();
@@ -68,8 +69,8 @@ pub fn run(options: &Options) -> Result<()> {
     end(&report, options.out.as_deref(), report.failures.len())
 }
 
-/// Checks the options before anything is measured; an error names the option. Gives the node's whole path,
-/// since a bare name would be looked for elsewhere.
+/// Checks the options before the measurement; an error names the option. Gives the absolute path of the node, since a
+/// bare name would be looked up elsewhere.
 fn check(node: Option<&Path>, out: Option<&Path>) -> Result<Option<PathBuf>> {
     let node = node.map(|node| whole("--node", node)).transpose()?;
     if let Some(node) = &node
@@ -95,7 +96,7 @@ fn bare_of(this: &Path, given: Option<&Path>) -> Result<PathBuf> {
     given.map_or_else(|| build_bare(this), |bare| whole("--bare", bare))
 }
 
-/// Writes what was measured as JSON. That something failed is an error.
+/// Writes the report as JSON. Returns an error if a measurement failed.
 fn end(report: &impl Serialize, out: Option<&Path>, failures: usize) -> Result<()> {
     if let Some(out) = out {
         fs::write(out, serde_json::to_string_pretty(report)? + "\n")
@@ -115,11 +116,11 @@ fn build_bare(this: &Path) -> Result<PathBuf> {
     build(this, "fanfare-benches", "bench-bare", "--bare")
 }
 
-/// How a binary that is measured is built; also the name of the folder that it comes to be in.
+/// Cargo profile of a measured binary, and the name of its folder.
 const PROFILE: &str = "dist";
 
-/// The `dist` build of a binary of the checkout that this one was built from, wherever it is started. An error names the option
-/// that names another binary.
+/// Builds a `dist` binary of the checkout that this program was built from, whatever the current folder. An error names
+/// the option that gives another binary.
 fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathBuf> {
     let (manifest, target) = (Path::new(CHECKOUT).join("Cargo.toml"), target_folder(this)?);
     if !manifest.is_file() {
@@ -130,7 +131,7 @@ fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathB
     }
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // What the folder that it is started in sets for builds is not for this one.
+    // Build settings of the current folder do not apply to this build.
     command.current_dir(CHECKOUT);
     command.args(["build", "--profile", PROFILE, "--locked", "-p", package, "--bin", binary]);
     command.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target);
@@ -143,7 +144,7 @@ fn build(this: &Path, package: &str, binary: &str, option: &str) -> Result<PathB
     }
 }
 
-/// The build's `target` folder, two above the binary.
+/// Gives the build's `target` folder, two levels above the binary.
 fn target_folder(this: &Path) -> Result<&Path> {
     Ok(this.parent().and_then(Path::parent).ok_or("the binary is in no folder")?)
 }

@@ -1,4 +1,4 @@
-//! All that was measured, and the figures that are compared: medians over the repetitions.
+//! All figures of a run, and those that are compared: medians over the repetitions.
 
 use serde::Serialize;
 
@@ -45,7 +45,7 @@ impl Fanout {
         Self { subscribers, messages_per_s, message_bytes, node: Vec::new(), baseline: Vec::new() }
     }
 
-    /// The node's deliveries per core-second, as a share of the floor's.
+    /// Node's deliveries per core-second, as a share of the baseline's.
     pub(super) fn ratio(&self) -> f64 {
         median(&self.node, deliveries_per_core_second) / median(&self.baseline, deliveries_per_core_second)
     }
@@ -88,13 +88,13 @@ impl Publish {
         Self { connections, window, message_bytes, node: Vec::new(), bare_loop: Vec::new() }
     }
 
-    /// The node's acked publishes per second, as a share of the bare loop's rows.
+    /// Node's acked publishes per second, as a share of the bare loop's rows.
     pub(super) fn ratio(&self) -> f64 {
         median(&self.node, |run| run.acked_per_s) / median(&self.bare_loop, |run| run.rows_per_s)
     }
 }
 
-/// Members entering before so many subscribers.
+/// Figures of members that enter in front of `subscribers` subscribers.
 #[derive(Serialize)]
 pub(super) struct Presence {
     pub(super) members: usize,
@@ -113,7 +113,7 @@ impl Presence {
     }
 }
 
-/// The middle figure, or the mean of the two; NaN of nothing.
+/// Middle figure, or the mean of the two middle ones; NaN without runs.
 pub(super) fn median<Run>(runs: &[Run], figure: impl Fn(&Run) -> f64) -> f64 {
     let mut figures: Vec<f64> = runs.iter().map(figure).collect();
     figures.sort_by(f64::total_cmp);

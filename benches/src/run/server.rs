@@ -18,7 +18,7 @@ const START_WITHIN: Duration = Duration::from_secs(30);
 const STOP_WITHIN: Duration = Duration::from_secs(40);
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// A running server; it ends when this is dropped.
+/// A running server. Dropping it ends the server.
 pub(super) struct Server {
     process: Child,
     pub(super) address: SocketAddr,
@@ -41,40 +41,42 @@ impl Server {
         Self::announcing(Command::new(bench).args(["floor-server", "--window-ms", &window_ms.to_string()]))
     }
 
-    /// The same in so many threads, which writes to many sockets with one call.
+    /// Starts the baseline server with io_uring in `threads` threads.
     pub(super) fn baseline_io_uring(bench: &Path, window_ms: u32, threads: u8) -> Result<Self> {
         let (window_ms, threads) = (window_ms.to_string(), threads.to_string());
         let options = ["floor-server", "--io-uring", "--window-ms", &window_ms, "--threads", &threads];
         Self::announcing(Command::new(bench).args(options))
     }
 
-    /// A floor that says as often as the node does by default that it is there.
+    /// Starts the baseline server with as many heartbeats as a node sends by default.
     pub(super) fn baseline_with_heartbeats(bench: &Path) -> Result<Self> {
         Self::announcing(Command::new(bench).args(["floor-server", "--heartbeat-ms", "15000"]))
     }
 
-    /// A fresh node in a folder of its own under `data`, default settings except for the limit on publishes, and for the
-    /// variable that is `set`.
+    /// Starts a fresh node in a folder of its own under `data`, with default settings but for the limit on publishes
+    /// and the variable in `set`.
     pub(super) fn node(binary: &Path, data: &Path, store: &str, set: Option<(&str, u32)>) -> Result<Self> {
         let set = set.map(|(variable, value)| (variable, value.to_string()));
         let environment: Vec<_> = set.into_iter().chain([("FANFARE_STORE", store.to_owned())]).collect();
         Self::development(binary, data, &environment)
     }
 
-    /// The same with settings by their variables, store included, and the account and the key that a node makes for itself.
+    /// Starts a node with these variables, the store among them, and with the development account and key that it makes
+    /// itself.
     pub(super) fn development(binary: &Path, data: &Path, environment: &[(&str, String)]) -> Result<Self> {
         let mut server = Self::node_with(binary, data, environment)?;
         server.key_file = server.folder.as_ref().map(|folder| folder.path().join("dev-key"));
         Ok(server)
     }
 
-    /// The same, with a directory among the settings.
+    /// Starts a node with these variables, a directory among them.
     pub(super) fn node_with(binary: &Path, data: &Path, environment: &[(&str, String)]) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("node-").tempdir_in(data)?;
         let mut command = Command::new(binary);
         command.args(["serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
         command.arg("--data-dir").arg(folder.path()).env("FANFARE_LIMITS_PUBLISHES_PER_SECOND", "0");
-        // By default it sets files aside for event streams, and with 20 000 of them takes fewer than are measured.
+        // With 20 000 open files a node keeps some for event streams, and by default accepts fewer connections than are
+        // measured.
         command.env("FANFARE_LIMITS_CONNECTIONS", "18000");
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         Self::writing(&mut command, folder, |folder| Ok(node_file(folder)?.map(|node| node.listen)))
@@ -86,13 +88,13 @@ impl Server {
         Ok(node_file(folder.path())?.ok_or("the node has not written where it listens")?)
     }
 
-    /// All that it has logged so far.
+    /// All that the server has logged so far.
     pub(super) fn log(&self) -> Result<String> {
         let folder = self.folder.as_ref().ok_or("the server writes nothing")?;
         Ok(fs::read_to_string(folder.path().join(LOG))?)
     }
 
-    /// A server that says where it listens in its first line, and ends when its stdin does.
+    /// Starts a server that prints its address in its first line, and ends when its stdin does.
     pub(super) fn announcing(command: &mut Command) -> Result<Self> {
         let mut process = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
         let mut line = String::new();
@@ -102,7 +104,7 @@ impl Server {
         Ok(Self { process, address, key_file: None, folder: None })
     }
 
-    /// A server that logs into `folder`, and of which `address` finds there where it listens, in the end.
+    /// Starts a server that logs into `folder`, in which `address` finds its address after a while.
     pub(super) fn writing(
         command: &mut Command,
         folder: TempDir,
@@ -142,7 +144,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A process that was waited for has given its id back, perhaps to another one.
+        // The id of a process that was waited for may be that of another process now.
         if !matches!(self.process.try_wait(), Ok(None)) {
             return;
         }
@@ -157,13 +159,13 @@ impl Drop for Server {
             }
         }
         eprintln!("bench: process {pid} did not stop and is killed");
-        // Both fail only when the process is gone already.
+        // Both calls fail only if the process is gone already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// None while the node has not written it.
+/// Reads the addresses of a node; `None` while it has not written them.
 fn node_file(folder: &Path) -> Result<Option<NodeFile>> {
     match fs::read_to_string(folder.join("node.json")) {
         Ok(text) => Ok(Some(serde_json::from_str(&text)?)),

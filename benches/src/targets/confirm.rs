@@ -1,4 +1,5 @@
-//! The bare loop of a publisher to a broker: each message is confirmed before the next one of its channel is sent.
+//! Bare loop of a publisher to a broker: it waits for the confirmation of each message before it sends the next one of
+//! its channel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +20,10 @@ const PERSISTENT: u8 = 2;
 
 #[derive(Args, Clone)]
 pub struct Options {
-    /// The address of the broker, with user, password and vhost.
+    /// Address of the broker, with user, password and vhost.
     #[arg(long)]
     pub url: String,
-    /// Messages under way at a time, each on an AMQP channel of its own.
+    /// Number of messages under way at a time, each on an AMQP channel of its own.
     #[arg(long, default_value_t = 16)]
     pub channels: usize,
     /// Length of the measured part.

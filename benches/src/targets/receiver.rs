@@ -1,6 +1,7 @@
-//! A receiver of webhooks that counts: a thread for each connection, and no more work than the protocol needs.
+//! A receiver of webhooks that counts events, with a thread for each connection and no more work than the protocol
+//! needs.
 //!
-//! `/ok` answers at once, `/hang` never, and `/huge` with a gigabyte. `GET /tally` tells what `/ok` has taken.
+//! `/ok` answers at once, `/hang` never, and `/huge` with a gigabyte. `GET /tally` gives the count of `/ok`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -17,7 +18,7 @@ use crate::wire::stamp::Finder;
 
 const HUGE_BYTES: u64 = 1 << 30;
 
-/// The events that the receiver has taken since the last call.
+/// Events that the receiver has taken since the last call.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
     pub events: u64,
@@ -34,7 +35,7 @@ struct State {
     stamps: Finder,
 }
 
-/// Says where it listens, and serves until stdin ends.
+/// Prints the address, and serves until stdin ends.
 pub fn serve() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     println!("{}", listener.local_addr()?);

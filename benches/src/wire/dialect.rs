@@ -1,4 +1,4 @@
-//! The protocols that the generator speaks, each just far enough to subscribe, to publish and to stay connected.
+//! Protocols of the generator, as far as it needs them to subscribe, to publish and to stay connected.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
@@ -20,10 +20,10 @@ pub enum Dialect {
 /// Meaning of a server's frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ReplyKind {
-    /// The oldest request without an answer is done; opening a connection is the first one.
+    /// Answer to the oldest open request; opening a connection is the first request.
     Done,
     Refused,
-    /// Nothing that a client waits for.
+    /// Frame that no request waits for.
     Other,
 }
 
@@ -67,7 +67,8 @@ impl Dialect {
         }
     }
 
-    /// Asks for a channel; `id` is another one for each request of a connection, `welcome` what the server said first.
+    /// Makes the request for a channel. `id` is unique within the connection, `welcome` is the first frame of the
+    /// server.
     pub fn subscribe(self, id: u32, channel: &str, welcome: &[u8]) -> Vec<u8> {
         match self {
             Self::Fanfare => frames::attach(id.into(), channel).into(),
@@ -78,7 +79,7 @@ impl Dialect {
         }
     }
 
-    /// A publish of one message; `data` is JSON.
+    /// Makes a publish of one message; `data` is JSON.
     pub fn publish(self, id: u32, channel: &str, data: &str) -> Vec<u8> {
         match self {
             Self::Fanfare => frames::publish(id.into(), channel, data).into(),
@@ -89,17 +90,17 @@ impl Dialect {
         }
     }
 
-    /// Whether a publish is `Done` when the server has taken it. The others say nothing.
+    /// Whether the server acknowledges a publish, with `Done`.
     pub fn acks(self) -> bool {
         !matches!(self, Self::Nats | Self::Pusher)
     }
 
-    /// Whether only who listens to a channel may publish to it. It does not hear itself.
+    /// Whether a client must be attached to a channel to publish to it. It does not get its own messages.
     pub fn publishers_listen(self) -> bool {
         self == Self::Pusher
     }
 
-    /// Cuts what one WebSocket frame holds into what the server says, in order.
+    /// Splits the payload of one WebSocket frame into the server's frames, in order.
     pub fn each(self, payload: &[u8], take: impl FnMut(&[u8])) {
         match self {
             Self::Fanfare | Self::Pusher => [payload].into_iter().for_each(take),
@@ -109,7 +110,7 @@ impl Dialect {
         }
     }
 
-    /// The answer that keeps the connection, when `said` asks for one.
+    /// Gives the answer to a ping of the server; `None` for any other frame.
     pub fn pong(self, said: &[u8]) -> Option<&'static [u8]> {
         match self {
             Self::Fanfare => None,

@@ -1,4 +1,4 @@
-//! The protocol's frames as text, and the few fields of them that the generator and the floor look at.
+//! Frames of Fanfare's protocol as text, and the few fields of them that the generator and the baseline read.
 
 use super::dialect::ReplyKind;
 
@@ -21,24 +21,24 @@ pub fn attach(id: u64, channel: &str) -> String {
     format!(r#"{{"op":8,"id":"{id}","channel":"{channel}"}}"#)
 }
 
-/// `enter` or `update` under the name of `client_id`, which needs no escapes.
+/// Makes an `enter` or `update` under `client_id`, which needs no escapes.
 pub fn presence(id: u64, channel: &str, action: &str, client_id: &str) -> String {
     format!(r#"{{"op":12,"id":"{id}","channel":"{channel}","action":"{action}","clientId":"{client_id}"}}"#)
 }
 
-/// A publish of one message; `data` is JSON.
+/// Makes a publish of one message; `data` is JSON.
 pub fn publish(id: u64, channel: &str, data: &str) -> String {
     format!(r#"{{"op":13,"id":"{id}","channel":"{channel}","data":{data}}}"#)
 }
 
-/// The same, of a message with an id of its own, which needs no escapes.
+/// Makes a publish of one message with an id of its own, which needs no escapes.
 pub fn publish_with_id(id: u64, channel: &str, message_id: &str, data: &str) -> String {
     format!(
         r#"{{"op":13,"id":"{id}","channel":"{channel}","messages":[{{"id":"{message_id}","data":{data}}}]}}"#
     )
 }
 
-/// The op of a frame; None for a text that does not begin with one.
+/// Gives the op of a frame; `None` for a text that does not begin with one.
 pub fn op(frame: &[u8]) -> Option<u32> {
     let rest = frame.strip_prefix(br#"{"op":"#)?;
     let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
@@ -54,13 +54,13 @@ pub fn reply_kind(frame: &[u8]) -> ReplyKind {
     }
 }
 
-/// The first string field of this name, for values without escapes.
+/// Gives the first string field of this name, for values without escapes.
 pub fn text_field<'a>(frame: &'a str, name: &str) -> Option<&'a str> {
     let after = frame.split_once(&format!(r#""{name}":""#))?.1;
     after.split_once('"').map(|(value, _)| value)
 }
 
-/// The number that a client of ours gave as request id.
+/// Gives the request id of a frame as a number, as the generator's clients use them.
 pub fn request_id(frame: &[u8]) -> Option<u64> {
     text_field(std::str::from_utf8(frame).ok()?, "id")?.parse().ok()
 }

@@ -1,16 +1,16 @@
-//! Both sides of the upgrade.
+//! Both sides of the WebSocket upgrade.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha1::{Digest as _, Sha1};
 
-/// Every connection offers the same nonce: nothing here depends on it, and the answer is not checked.
+/// Nonce of every connection: nothing depends on it here, and the answer is not checked.
 const NONCE: &str = "ZmFuZmFyZS1iZW5jaG1hcg==";
-/// The path of Fanfare's socket; of the peers only Sockudo looks at it.
+/// Path of Fanfare's socket. Of the peers only Sockudo checks the path.
 pub const PATH: &str = "/realtime";
 const END: &[u8] = b"\r\n\r\n";
 
-/// The upgrade request of a client; `authorization` and `subprotocol` are the whole values of their headers.
+/// Makes the upgrade request of a client; `authorization` and `subprotocol` are whole header values.
 pub fn request(host: &str, path: &str, authorization: Option<&str>, subprotocol: Option<&str>) -> Vec<u8> {
     let header = |name: &str, value: Option<&str>| {
         value.map_or_else(String::new, |value| format!("{name}: {value}\r\n"))
@@ -23,7 +23,7 @@ pub fn request(host: &str, path: &str, authorization: Option<&str>, subprotocol:
     .into_bytes()
 }
 
-/// The Authorization value that carries a whole API key.
+/// Gives the Authorization value for an API key.
 pub fn basic(key: &str) -> String {
     format!("Basic {}", STANDARD.encode(key))
 }
@@ -33,7 +33,7 @@ pub fn head_bytes(text: &[u8]) -> Option<usize> {
     text.windows(END.len()).position(|window| window == END).map(|at| at + END.len())
 }
 
-/// The answer to a head as `request` makes it; None when it offers no WebSocket nonce.
+/// Gives the answer to an upgrade request as [`request`] makes it; `None` without a WebSocket nonce.
 pub fn answer(head: &[u8]) -> Option<Vec<u8>> {
     let head = std::str::from_utf8(head).ok()?;
     let nonce = head.lines().find_map(|line| {

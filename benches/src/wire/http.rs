@@ -14,7 +14,7 @@ pub struct Http {
     stream: TcpStream,
     host: String,
     authorization: Option<String>,
-    /// Read beyond the last answer.
+    /// Bytes that were read after the end of the last answer.
     read: Vec<u8>,
 }
 
@@ -24,7 +24,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The body; `what` is what was asked for.
+    /// Gives the body. An error names `what`, the request.
     pub fn success(self, what: &str) -> Result<Vec<u8>> {
         if (200..300).contains(&self.status) {
             return Ok(self.body);
@@ -35,7 +35,7 @@ impl Answer {
 }
 
 impl Http {
-    /// `authorization` is the whole value of the header, sent with each request.
+    /// Connects. `authorization` is the whole value of the header, sent with each request.
     pub fn connect(address: SocketAddr, authorization: Option<String>) -> io::Result<Self> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
@@ -47,7 +47,7 @@ impl Http {
         self.request("GET", path, "")
     }
 
-    /// `body` is JSON.
+    /// Sends a POST request with `body`, which is JSON.
     pub fn post(&mut self, path: &str, body: &str) -> Result<Answer> {
         self.request("POST", path, body)
     }
@@ -76,7 +76,7 @@ impl Http {
     }
 }
 
-/// The first answer of `bytes` and where it ends; None while it is not all there.
+/// Parses the first answer of `bytes`, and gives it with its length; `None` while it is incomplete.
 fn first_answer(bytes: &[u8]) -> Result<Option<(Answer, usize)>> {
     let Some(head_bytes) = handshake::head_bytes(bytes) else { return Ok(None) };
     let head = std::str::from_utf8(&bytes[..head_bytes])?;

@@ -1,4 +1,4 @@
-//! The bytes between generator and server: just enough of WebSocket and of the protocols to measure with.
+//! Wire formats between generator and server: as much of WebSocket and of the protocols as the measurements need.
 
 pub mod centrifuge;
 pub mod dialect;

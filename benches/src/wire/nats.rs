@@ -1,4 +1,4 @@
-//! The client protocol of NATS, inside WebSocket frames. Its words are followed by a PING where an answer is needed.
+//! The client protocol of NATS, inside WebSocket frames. A request that needs an answer is followed by a PING.
 
 use super::dialect::ReplyKind;
 
@@ -14,7 +14,7 @@ pub fn publish(subject: &str, data: &str) -> String {
     format!("PUB {subject} {}\r\n{data}\r\n", data.len())
 }
 
-/// The operations of a frame, a message with what it carries. What follows one that is cut off is left out.
+/// Splits a frame into operations, a message with its payload. A truncated operation ends the frame.
 pub fn operations(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let line_bytes = frame.windows(END.len()).position(|window| window == END)?;
@@ -36,13 +36,13 @@ pub fn reply_kind(operation: &[u8]) -> ReplyKind {
     }
 }
 
-/// The last word of `MSG subject sid bytes`.
+/// Gives the size of a payload: the last word of `MSG subject sid bytes`.
 fn carried_bytes(line: &[u8]) -> Option<usize> {
     let last = line.rsplit(|byte| *byte == b' ').next()?;
     std::str::from_utf8(last).ok()?.parse().ok().filter(|bytes| *bytes <= CARRIED_BYTES_MAX)
 }
 
-/// Greatest size of a message that the server allows by default. A longer one is an error of the reader.
+/// Greatest size of a message that the server allows by default. A larger size is a parse error of this reader.
 const CARRIED_BYTES_MAX: usize = 1024 * 1024;
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! The protocol of Pusher, version 7, as Sockudo speaks it: an event a frame. Clients publish on private channels, each
-//! of which is asked for with a signature.
+//! The protocol of Pusher, version 7, as Sockudo speaks it, with one event in each frame. Clients publish on private
+//! channels, and subscribe to them with a signature.
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
 use super::dialect::ReplyKind;
 
-/// The application that the bench sets up.
+/// Key of the application that the bench configures.
 pub const KEY: &str = "bench-key";
 pub const SECRET: &str = "bench-secret";
 
@@ -17,7 +17,7 @@ pub fn path() -> String {
     format!("/app/{KEY}?protocol=7&client=bench&version=1")
 }
 
-/// `welcome` is the first event of the connection, which has the id that the signature is for.
+/// Makes the signed subscription. `welcome` is the first event of the connection, with the socket id to sign.
 pub fn subscribe(welcome: &[u8], channel: &str) -> String {
     let channel = private(channel);
     let signature = sign(&format!("{}:{channel}", socket_id(welcome)));
@@ -43,12 +43,12 @@ pub fn reply_kind(event: &[u8]) -> ReplyKind {
     }
 }
 
-/// A colon means something else here.
+/// Gives the name of the private channel. Colons are replaced, since they have another meaning here.
 fn private(channel: &str) -> String {
     format!("private-{}", channel.replace(':', "-"))
 }
 
-/// Two numbers with a dot, in JSON within a string; empty when there is none.
+/// Gives the socket id, two numbers with a dot, from JSON within a string; empty if there is none.
 fn socket_id(welcome: &[u8]) -> String {
     let text = String::from_utf8_lossy(welcome);
     let after = text.split_once("socket_id").map_or("", |(_, after)| after);

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 
 use super::websocket::{first_frame, unmask};
 
-/// Large enough for everything that one wake-up of a connection brings.
+/// Size of the shared buffer, enough for all that one wake-up of a connection brings.
 pub const SHARED_BYTES: usize = 64 * 1024;
 
 /// State of a connection between two reads: part of a frame, usually nothing.
@@ -42,7 +42,7 @@ impl Reader {
             let used = take_frames(&mut shared[..all], &mut take)?;
             self.partial.clear();
             self.partial.extend_from_slice(&shared[used..all]);
-            // With edge-triggered epoll a short read says that the socket is empty; asking again would cost a call.
+            // With edge-triggered epoll a short read means that the socket is empty; another read would cost a call.
             if all < shared.len() {
                 return Ok(());
             }
@@ -50,7 +50,7 @@ impl Reader {
     }
 }
 
-/// Returns how many bytes were whole frames.
+/// Passes the complete frames to `take`, and returns their length in bytes.
 fn take_frames(bytes: &mut [u8], take: &mut impl FnMut(u8, &[u8])) -> io::Result<usize> {
     let mut used = 0;
     while let Some(frame) = first_frame(&bytes[used..]).map_err(io::Error::other)? {

@@ -1,4 +1,4 @@
-//! The number and the time of sending that every measured message carries, found again without parsing JSON.
+//! The sequence and sending time in every measured message, found without parsing JSON.
 
 const MARKER: &[u8] = b"{\"bench\":\"";
 const TIME_DIGITS: usize = 20;
@@ -42,9 +42,9 @@ fn number(digits: &[u8]) -> Option<u64> {
     })
 }
 
-/// Finds the stamps of a frame, trying first where the frame before had its only one.
+/// Finder of the stamps of a frame, which first tries the place of the last frame's only stamp.
 ///
-/// Frames of one length are laid out alike, so nearly every frame costs one comparison, not a search.
+/// Frames of one length have the same layout, so nearly every frame costs one comparison instead of a search.
 #[derive(Default)]
 pub struct Finder {
     frame_bytes: usize,
@@ -52,7 +52,7 @@ pub struct Finder {
 }
 
 impl Finder {
-    /// Returns whether there was one.
+    /// Passes each stamp of a frame to `take`, and returns whether there was one.
     pub fn each(&mut self, frame: &[u8], mut take: impl FnMut(Stamp)) -> bool {
         if frame.len() == self.frame_bytes
             && let Some(stamp) = Stamp::at(frame, self.at)

@@ -11,14 +11,14 @@ pub mod opcode {
     pub const PONG: u8 = 10;
 }
 
-/// Place of a frame in the bytes that were read.
+/// Position of a frame within the read bytes.
 pub struct Frame {
     pub opcode: u8,
     pub mask: Option<[u8; 4]>,
     pub payload: Range<usize>,
 }
 
-/// A frame that no server here sends: in fragments, or with a reserved bit.
+/// Error for a frame that no measured server sends: a fragment, or one with a reserved bit.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnexpectedFrame(u8);
 
@@ -30,7 +30,7 @@ impl fmt::Display for UnexpectedFrame {
 
 impl std::error::Error for UnexpectedFrame {}
 
-/// The first frame of `bytes`; None while it is not all there.
+/// Parses the first frame of `bytes`; `None` while it is incomplete.
 pub fn first_frame(bytes: &[u8]) -> Result<Option<Frame>, UnexpectedFrame> {
     let &[first, second, ref rest @ ..] = bytes else { return Ok(None) };
     if first & 0xf0 != 0x80 {
@@ -56,13 +56,13 @@ pub fn unmask(payload: &mut [u8], mask: [u8; 4]) {
     payload.iter_mut().zip(mask.iter().cycle()).for_each(|(byte, key)| *byte ^= key);
 }
 
-/// Appends a frame as a server sends it.
+/// Appends a frame of a server.
 pub fn write_server(opcode: u8, payload: &[u8], out: &mut Vec<u8>) {
     write_head(opcode, payload.len(), 0, out);
     out.extend_from_slice(payload);
 }
 
-/// Appends a frame as a client sends it. The masking key is constant: it costs the server what a random one does.
+/// Appends a frame of a client. The masking key is constant, which costs the server as much as a random one.
 pub fn write_client(opcode: u8, payload: &[u8], out: &mut Vec<u8>) {
     const KEY: [u8; 4] = [0x37, 0xfa, 0x21, 0x3d];
     write_head(opcode, payload.len(), 0x80, out);

@@ -26,8 +26,8 @@ impl Backoff {
         self.last
     }
 
-    /// Notes how long a connection lasted. Gives `true`, and begins the delays anew, if that was longer than
-    /// the last delay.
+    /// Notes the duration of a connection. Gives `true`, and starts again with the least delay, if that was
+    /// longer than the last delay.
     pub(crate) fn has_held(&mut self, time: Duration) -> bool {
         let held = time >= self.last.max(self.options.delay_min);
         if held {

@@ -62,13 +62,14 @@ impl Driver {
             let again = again && !self.shared.is_closing();
             let Some(backoff) = backoff.as_mut().filter(|_| again) else { break end.ending };
             if !backoff.has_held(began.elapsed()) {
-                // The own delay counts, too: a node may ask again and again to come back at once.
+                // The client's own delay applies, too: a node may ask again and again to reconnect at once.
                 let after = Instant::now() + wait(backoff);
                 end.not_before = Some(end.not_before.map_or(after, |at| at.max(after)));
             }
             match self.come_back(end, backoff).await {
                 Ok(next) => {
-                    // The link stands before the event, so an application that gets the event can use it.
+                    // The link is set before the event, so that an application that gets the event can use
+                    // it.
                     first = self.shared.linked(&next);
                     if self.events.send(Event::Connected(next.connected.clone())).await.is_err() {
                         break Ending::Lost("nobody wants the events".into());

@@ -62,8 +62,8 @@ impl Reader<'_> {
         self.last_word.unwrap_or(End { ending, not_before: None })
     }
 
-    /// Gives the time to wait for a frame. Once the node has said when to come back, the wait for its close
-    /// ends then.
+    /// Gives the time to wait for a frame. Once the node has said when to reconnect, the wait for its close
+    /// ends at that time.
     fn patience(&self) -> Duration {
         let silence = Duration::from_millis(self.heartbeat_ms) + SILENCE_EXTRA;
         let not_before = self.last_word.as_ref().and_then(|end| end.not_before);

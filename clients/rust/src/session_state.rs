@@ -1,4 +1,4 @@
-//! The attached channels and own members of a client, to be asked for again on the next connection.
+//! The attached channels and own members of a client, which it asks for again on the next connection.
 
 use std::collections::BTreeMap;
 
@@ -73,8 +73,8 @@ impl SessionState {
         }
     }
 
-    /// Moves a channel's position: the application has the messages up to the serial, or the node says that
-    /// the channel begins anew there.
+    /// Moves a channel's position: the application has the messages up to the serial, or the node reports a
+    /// continuity loss there.
     ///
     /// The serial of a presence event is no such position: it may be ahead of messages that were missed.
     pub(crate) fn set_serial(&mut self, channel: &str, serial: &str) {

@@ -1,5 +1,5 @@
 //! The state that the handles and the driver of a client share, and that outlives a single connection:
-//! requests without an answer, and what is to be asked for again.
+//! requests without an answer, channels and members.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -138,7 +138,7 @@ impl Shared {
                 if !self.keeps {
                     return Err(Error::Closed);
                 }
-                // The writer is gone, and the driver will notice.
+                // The connection's queue is closed. The driver notices it.
                 state.link = None;
             }
             open.sent_at = slot.is_some().then(Instant::now);
@@ -205,7 +205,7 @@ impl Shared {
     }
 
     /// Notes the loss of the connection. Requests of the library itself are dropped, as the next connection
-    /// makes them anew.
+    /// makes new ones.
     pub(crate) fn unlinked(&self) {
         let mut state = self.lock();
         state.link = None;
@@ -299,13 +299,13 @@ fn own(body: Body) -> PendingRequest {
 
 fn reply(open: PendingRequest, result: Result<Incoming, Error>) {
     if let Some(answer) = open.answer {
-        // A caller that gave up has dropped its end.
+        // A caller that no longer waits has dropped its end.
         let _ = answer.send(result);
     }
 }
 
-/// Makes the outcome of an answer. `is_unsure` says that a publish was sent before: a refusal that depends on
-/// the moment says nothing of the first sending.
+/// Makes the outcome of an answer. `is_in_doubt` says that a publish was sent before: a temporary refusal
+/// says nothing about the first sending.
 fn answer(frame: Incoming, is_in_doubt: bool) -> Result<Incoming, Error> {
     if frame.op != op::NACK {
         return Ok(frame);

@@ -1,4 +1,4 @@
-//! The client against a server that says what the test tells it to.
+//! The client against a server whose frames the test chooses.
 
 mod reconnecting;
 mod tokens;
@@ -215,7 +215,7 @@ async fn a_refusal_shows_its_reason() {
     tasks.join_all().await;
 }
 
-/// /// Case: the node ends the link at once after its last frame, and the client may read both in one go.
+/// Case: the node ends the link at once after its last frame, and the client may read both in one go.
 #[tokio::test]
 async fn answered_close_is_clean_when_link_ends_at_once() {
     let (listener, addr) = listen().await;

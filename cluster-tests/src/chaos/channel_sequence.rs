@@ -1,4 +1,4 @@
-//! The order of the messages that a client receives of one publisher, and what the node tells it is missing.
+//! Order of the messages that a client receives from one publisher, checked against the losses that the node reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub struct ChannelSequence {
     has: BTreeSet<u64>,
     /// Numbers that a gap after a `resumed: false` skipped. They may come late.
     lost: BTreeSet<u64>,
-    /// When a message came for the first time.
+    /// Time of the first arrival of each message.
     first: BTreeMap<u64, Instant>,
 }
 
@@ -31,26 +31,26 @@ impl ChannelSequence {
         first
     }
 
-    /// The client is told a loss when so many messages are acknowledged.
+    /// Notes a reported loss at a time when `acknowledged` messages are acknowledged.
     pub fn report_loss(&mut self, acknowledged: u64) {
         self.is_loss_reported = true;
         self.loss_covers_below = acknowledged;
-        // A client begins anew then, and may receive older messages again.
+        // After a loss the client may receive older messages again.
         self.has.clear();
     }
 
-    /// Returns the number of messages that a told gap skipped, or the broken invariant.
+    /// Takes a message. Returns the number of messages that a reported gap skipped, or the broken invariant.
     pub fn take(&mut self, number: u64, is_in_doubt: bool) -> Result<u64, &'static str> {
         if self.has.contains(&number) {
             return if is_in_doubt { Ok(0) } else { Err("came twice") };
         }
         let next = self.next.unwrap_or(number);
         if number < next && is_in_doubt {
-            // A second attempt under the same id says nothing of what follows it.
+            // A second attempt under the same id does not show which messages follow.
             return Ok(0);
         }
         if number < next && !self.is_loss_reported {
-            // A late message of a told gap.
+            // A late message of a reported gap.
             return if self.lost.remove(&number) { Ok(0) } else { Err("came late") };
         }
         if number > next.max(self.loss_covers_below) && !self.is_loss_reported {
@@ -67,8 +67,8 @@ impl ChannelSequence {
 mod tests {
     use super::*;
 
-    /// Returns the messages that a told gap skipped, for these numbers; `None` is a `resumed: false` that comes when all before are
-    /// acknowledged.
+    /// Returns the number of messages that reported gaps skipped; `None` stands for a `resumed: false`, at a time when
+    /// all earlier messages are acknowledged.
     fn found(numbers: &[Option<u64>]) -> Result<u64, &'static str> {
         let mut sequence = ChannelSequence::default();
         let mut missing = 0;

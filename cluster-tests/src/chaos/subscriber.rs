@@ -12,12 +12,12 @@ use super::channel_sequence::ChannelSequence;
 use super::{AGAIN, Dice, Shared};
 use crate::{SOON, Socket};
 
-/// A client that cuts its link does so after a time between these.
+/// Bounds of the time after which a client cuts its link.
 const CUT_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(10));
 const FRAME_MAX: Duration = Duration::from_millis(200);
-/// A message that a client receives once more after a longer time is printed with the frames before it.
+/// Age of a duplicate message from which on it is printed, with the frames before it.
 const AGAIN_OLD: Duration = Duration::from_secs(10);
-/// A client has all messages this long after the last publish.
+/// Greatest time after the last publish until a client has all messages.
 const LAST_MAX: Duration = Duration::from_secs(40);
 
 pub(super) struct Subscriber {
@@ -28,7 +28,7 @@ pub(super) struct Subscriber {
     shared: Arc<Shared>,
     sequences: HashMap<String, ChannelSequence>,
     counts: SubscriberCounts,
-    /// The last frames, for the message of a failed test.
+    /// Last frames, for the message of a failed test.
     last: Vec<String>,
 }
 

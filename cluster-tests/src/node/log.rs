@@ -5,10 +5,10 @@ use std::process::ChildStderr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Lines of a node's log that are kept; the last ones.
+/// Number of lines of a node's log that are kept, the last ones.
 const LOG_LINES_MAX: usize = 2000;
 
-/// The lines of a node over all its starts.
+/// Log lines of a node over all its starts.
 #[derive(Clone, Default)]
 pub(super) struct Log(Arc<Mutex<Lines>>);
 
@@ -16,7 +16,7 @@ pub(super) struct Log(Arc<Mutex<Lines>>);
 struct Lines {
     last: std::collections::VecDeque<String>,
     panicked: bool,
-    /// Starts that may still write.
+    /// Number of processes that may still write.
     followed: usize,
     unread: Vec<PipeReader>,
 }

@@ -1,5 +1,5 @@
-//! Tests of the memory that a node takes, of times that hold for nodes with a machine of their own, and cases
-//! that give a node little time. They run one at a time, while no others do.
+//! Tests that need the machine for themselves: memory of a node, promised times, and cases that overload a node. They
+//! run one at a time.
 
 mod autobahn;
 mod memory;

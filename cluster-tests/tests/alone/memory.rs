@@ -1,4 +1,4 @@
-//! Memory of a node while its store takes all that publishers can send.
+//! Memory of a node whose store gets all that publishers can send.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,8 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 const MIB: u64 = 1024 * 1024;
-/// Unflushed tables of 32 MiB, those being merged, the queue of the store and the allocator's own.
+/// Greatest memory: unflushed tables of 32 MiB, those being merged, the queue of the store and the allocator's
+/// overhead.
 const RESIDENT_BYTES_MAX: u64 = 400 * MIB;
 const SETTLED_BYTES_MAX: u64 = 256 * MIB;
 const SENT_BYTES: u64 = 2_500 * MIB;
@@ -18,7 +19,7 @@ const PUBLISHERS: u64 = 4;
 const UNDER_WAY: usize = 4;
 const FLOOD_MAX: Duration = Duration::from_secs(150);
 
-/// The data compresses well, since what the store merges is larger in memory than on the disk.
+/// The data compresses well, since merges take more memory than the space on the disk.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_flood_of_large_messages_is_stored_in_bounded_memory() {
     let node = Arc::new(Node::start(NodeOptions::default().limit("publishes_per_second", 0)).await);
@@ -48,7 +49,7 @@ async fn a_flood_of_large_messages_is_stored_in_bounded_memory() {
     node.assert_well().await;
 }
 
-/// Bytes of frames that were acknowledged.
+/// Publishes frames, and gives the number of acknowledged bytes.
 async fn publish(node: &Node, channel: &str) -> u64 {
     let mut socket = Socket::open(node, "").await;
     let messages = vec![json!({"name": "large", "data": "x".repeat(60_000)}); 8];
@@ -79,8 +80,7 @@ async fn watch(node: Arc<Node>, peak: Arc<AtomicU64>) {
     }
 }
 
-/// The whole memory of recent messages counts against the bound: names, ids and publishers too, and a frame
-/// in each format.
+/// The bound includes all memory of the replay buffers: names, ids and publishers too, and a frame in each format.
 #[tokio::test(flavor = "multi_thread")]
 async fn recent_messages_stay_within_their_bound() {
     const RINGS_BYTES: u64 = 32 * MIB;
@@ -107,7 +107,7 @@ async fn recent_messages_stay_within_their_bound() {
         assert_eq!(publisher.ask(request).await["op"], 1);
     }
     let grown = node.resident_bytes().saturating_sub(before);
-    // The ids are remembered in tables of the store besides, and what is under way has its buffers.
+    // The store also keeps the ids in tables, and requests under way have their buffers.
     assert!(grown < 6 * RINGS_BYTES, "the recent messages take {} MiB", grown / MIB);
     reading.abort_all();
     node.assert_well().await;

@@ -1,4 +1,4 @@
-//! What a cluster promises as a rule, and keeps if its nodes get their time from the machine.
+//! Times that a cluster keeps if its nodes get enough CPU.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use fanfare_cluster_tests::{Directory, Node, SOON, Socket, http, wait_until};
 use serde_json::json;
 
 const KEY: &str = "secret.k1";
-/// The time from the last sign of a node until its peers hold it for dead.
+/// Greatest time from the last sign of life of a node until its peers declare it down.
 const DOWN_WITHIN: Duration = Duration::from_secs(3);
-/// The time from a new connection until all nodes count it for the ceiling of its tenant.
+/// Greatest time from a new connection until all nodes count it for its tenant's limit.
 const COUNTED_WITHIN: Duration = Duration::from_millis(250);
 
 /// Asserts it of the median of three, since a node that itself got no time waits longer by design.
@@ -38,7 +38,7 @@ async fn stalled_node_is_down_within_three_seconds() {
     assert_down_in_time(|node| node.pause()).await;
 }
 
-/// One client of a killed node comes back to a peer that had the channel all the time; true if it is resumed.
+/// A client of a killed node resumes at a peer that had interest in the channel all the time. True if it is resumed.
 async fn is_resumed_after_a_kill() -> bool {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes().first_chunk_mut().expect("two nodes were started");
@@ -74,8 +74,8 @@ async fn connections(node: &Node) -> usize {
     usize::try_from(count).expect("a few")
 }
 
-/// Half of the connections are counted everywhere in that time, whatever else the machine does. So each node
-/// admits beyond a ceiling only what comes within it.
+/// Half of the connections are counted on all nodes in that time, even on a busy machine. So each node admits beyond a
+/// limit only the connections that come within it.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_count_on_all_nodes_after_a_quarter_second() {
     const ROUNDS: usize = 9;

@@ -1,4 +1,5 @@
-//! The Helm chart on a real Kubernetes control plane, whose nodes are simulated: what the API server takes, and what its controllers do.
+//! The Helm chart on a real Kubernetes control plane with simulated nodes: the API server accepts its objects, and the
+//! controllers act on them.
 
 use std::collections::BTreeSet;
 
@@ -92,7 +93,7 @@ fn later_version_of_the_chart_upgrades_an_earlier_one() {
     assert_eq!(image, "fanfare:9.9.9");
 }
 
-/// Everything that the chart can make of kinds that Kubernetes has itself.
+/// Values under which the chart makes all its objects of built-in kinds.
 const ALL: &str = "replicas=3,store.kind=scylla,store.scylla.nodes={db:9042},store.scylla.user=fanfare,\
     store.scylla.passwordSecret.name=db,autoscaling.enabled=true,autoscaling.connections=5000,tls.existingSecret=tls,peerTls.existingSecret=peers,test.host=rt.example.com,test.ca=true,\
     amqp.existingSecret=broker,metrics.dashboard.enabled=true,trustedProxies={10.0.0.0/8},\
@@ -131,7 +132,7 @@ fn schema_names_each_setting_of_a_node() {
     }
 }
 
-/// The name of the setting that a line of the reference gives.
+/// Gives the name of the setting in a line of the reference.
 fn setting(line: &str) -> Option<&str> {
     let (name, _) = line.strip_prefix("# ").unwrap_or(line).split_once(" = ")?;
     let is_name = name.chars().all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_');

@@ -1,5 +1,5 @@
-//! Nodes that cannot reach each other over a database that all reach: both sides acknowledge, history has all of it once, and when the cut
-//! is healed nobody has missed anything without being told.
+//! Partitioned nodes over a database that all of them reach: both sides acknowledge, and history has each message once.
+//! After the partition no client has missed a message without a reported loss.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -49,7 +49,7 @@ fn history_has_once_what_either_side_acknowledged() {
             received.push(subscriber.leave().await);
         }
         drop(cuts);
-        // While the links come back, and after.
+        // At once, while the peer streams come back, and afterwards.
         let back = Subscriber::after(&nodes[1], "back at once", received[0].clone()).await;
         subscribers.push(back);
         cluster.until_linked().await;

@@ -1,5 +1,5 @@
-//! `fanfare schema apply`, and what a node says of a database that it cannot use: once made the schema is made, whoever comes at the
-//! same time, and each refusal is a sentence that names the setting.
+//! `fanfare schema apply`, and the errors of a node about an unusable database. The command is idempotent, also if
+//! several run at once, and each refusal is a sentence that names the setting.
 
 use std::process::{Command, Stdio};
 
@@ -24,7 +24,7 @@ const TABLES: [&str; 13] = [
     "revocations",
     "schema_version",
 ];
-/// Address at which no node of a database can be.
+/// Address without a database.
 const NOWHERE: &str = "127.0.0.1:1";
 
 fn apply(points: &str, keyspace: &str) -> RunningCommand {
@@ -161,7 +161,7 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     assert_eq!(said(apply(&points, &keyspace), 0).await, format!("the keyspace {keyspace} is ready"));
     assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
 
-    // One of before what runs say of their channels, over which nodes that start make what is missing.
+    // A schema of a former version. Nodes that start over it add the missing parts.
     let altered = async |what: String| session.query_unpaged(what, ()).await.expect("altered");
     for table in ["policies", "queues", "queue_rules", "account_queues"] {
         altered(format!("DROP TABLE {keyspace}.{table}")).await;
@@ -191,7 +191,7 @@ async fn a_database_that_is_not_there_is_named() {
     assert!(text.contains("nowhere.invalid:9042 (--scylla-node)"), "{text}");
 }
 
-/// This program again, for one test that needs a server where none can be started.
+/// Runs this test program again, for one test that needs a server where none can be started.
 fn without_server(ci: Option<&str>) -> (bool, String) {
     let mut command = Command::new(std::env::current_exe().expect("the test executable has a path"));
     command

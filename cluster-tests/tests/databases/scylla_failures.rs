@@ -1,5 +1,5 @@
-//! A database that is killed, stands still or loses a node: what was acknowledged stays, what cannot be stored is refused in time, and the
-//! node is well again without a restart.
+//! A database that is killed, is stalled or loses a node: acknowledged messages stay, publishes that cannot be stored
+//! are refused in time, and the node recovers without a restart.
 
 mod three_nodes;
 
@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const KEY: &str = "secret.k1";
-/// How long a publisher waits for the store at most, and what a busy machine adds to that.
+/// Greatest time until a publish is refused: the wait for the store, and some more on a busy machine.
 const REFUSED_WITHIN: Duration = Duration::from_millis(2_000 + 1_500);
 /// Greatest time from the database's return until a publish is acknowledged.
 const WELL_WITHIN: Duration = Duration::from_secs(5);
@@ -51,10 +51,10 @@ async fn status(node: &Node, path: &str) -> u16 {
     http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await.status
 }
 
-/// Greatest time until the database takes one of its nodes for down, also on a busy machine.
+/// Greatest time until the database declares one of its nodes down, also on a busy machine.
 const MARKED_DOWN: Duration = Duration::from_secs(120);
 
-/// Waits until a publish is acknowledged; how long that took.
+/// Waits until a publish is acknowledged; gives the time that it took.
 async fn until_well(node: &Node) -> Duration {
     let begun = Instant::now();
     wait_until(SOON, "an acknowledged publish", async || {
@@ -64,9 +64,9 @@ async fn until_well(node: &Node) -> Duration {
     begun.elapsed()
 }
 
-/// Waits until the store is missed, and then holds the node to what it promises without one.
+/// Waits until the node notices that the store is down, and asserts the behaviour of a degraded node.
 async fn assert_degraded_in_time(node: &Node, subscriber: &mut Socket, why: &str) {
-    // A process that is told to end may still answer for a moment.
+    // A process that was told to end may still answer for a moment.
     wait_until(SOON, "a refused publish", async || {
         publish(node, "probe", json!({"data": 1})).await.status == 503
     })
@@ -77,7 +77,7 @@ async fn assert_degraded_in_time(node: &Node, subscriber: &mut Socket, why: &str
         assert_eq!(answer.status, 503, "{:?}", answer.body);
         assert!(begun.elapsed() < REFUSED_WITHIN, "{:?}", begun.elapsed());
     }
-    // Not stored, but delivered.
+    // The message is not stored, but delivered.
     subscriber.find("the live message", |frame| frame["messages"][0]["data"] == why).await;
     let begun = Instant::now();
     let nack = subscriber.ask(json!({"op": 13, "channel": "room", "data": "socket"})).await;
@@ -94,7 +94,7 @@ async fn assert_degraded_in_time(node: &Node, subscriber: &mut Socket, why: &str
     assert_eq!((ready.status, ready.json()["status"].clone()), (200, json!("degraded")));
 }
 
-/// The store is there again.
+/// Asserts that the node recovers in time, once the store is up again.
 async fn assert_well_in_time(node: &Node, after: &str) {
     let waited = until_well(node).await;
     assert!(waited < WELL_WITHIN, "{waited:?} after {after}");
@@ -124,7 +124,8 @@ async fn killed_or_stalled_database_gives_503_and_live_delivery_works() {
     let Some(cassandra) = Cassandra::to_kill(1) else { return };
     let node = node(&cassandra).await;
     for (signal, again) in [("KILL", None), ("STOP", Some("CONT"))] {
-        // On a busy machine what the database takes to come back is longer than a silent client is kept.
+        // The recovery of the database may take longer than the timeout of a silent client, so each round has a fresh
+        // one.
         let mut subscriber = subscriber(&node).await;
         cassandra.signal(signal, None);
         assert_degraded_in_time(&node, &mut subscriber, signal).await;
@@ -158,7 +159,7 @@ fn unreachable_database_gives_503_and_live_delivery_works() {
     });
 }
 
-/// Publishes under way over two nodes, which know nothing of each other, and what of them was acknowledged.
+/// Publishers on two nodes that are not linked, and the data of acknowledged messages.
 struct Load {
     nodes: Arc<[Node; 2]>,
     stop: Arc<AtomicBool>,
@@ -178,7 +179,7 @@ impl Load {
         Self { nodes, stop, publishers }
     }
 
-    /// Waits until both have published some more.
+    /// Waits until both nodes have published some more messages.
     async fn goes_on(&self, what: &str) {
         for node in &*self.nodes {
             let published = async || node.metric("fanfare_published_messages_total").await;
@@ -187,7 +188,7 @@ impl Load {
         }
     }
 
-    /// Ends it, and holds the store to what was acknowledged.
+    /// Stops the publishers, and asserts that the store has each acknowledged message once.
     async fn assert_safe(self) {
         self.stop.store(true, Ordering::Relaxed);
         let acked: Vec<String> = self.publishers.join_all().await.into_iter().flatten().collect();
@@ -204,7 +205,7 @@ impl Load {
     }
 }
 
-/// The ack; none when the store was not there.
+/// Publishes once; gives the ack, or `None` if the store is down.
 async fn attempt(node: &Node, channel: &str, body: &Value) -> Option<Value> {
     let begun = Instant::now();
     let answer = publish(node, channel, body.clone()).await;
@@ -226,8 +227,8 @@ async fn until_acknowledged(nodes: &[Node], channel: &str, body: &Value) -> Valu
     unreachable!("there are nodes")
 }
 
-/// Publishes until it is told to stop; the data of all that was acknowledged. Every fourth message has an id, under which it is tried
-/// again at the other node until it is acknowledged, and then published once more at both.
+/// Publishes until it is stopped; gives the data of all acknowledged messages. Every fourth message has an id: it is
+/// retried at both nodes until it is acknowledged, and then published once more at each.
 async fn publish_all(nodes: Arc<[Node; 2]>, from: usize, stop: Arc<AtomicBool>) -> Vec<String> {
     let channel = format!("load{}", from % 3);
     let mut acked = Vec::new();
@@ -261,7 +262,8 @@ async fn acked_messages_survive_database_kill_stall_and_slowness() {
     cassandra.restart();
     load.goes_on("load after the kill").await;
     cassandra.signal("STOP", None);
-    // Longer than anybody waits, so that publishes are refused that the database may do yet.
+    // The stall is longer than the wait for the store, so publishes are refused whose outcome in the database is
+    // unknown.
     for node in &*load.nodes {
         wait_until(SOON, "the node to know", async || {
             http::request(node.admin(), "GET", "/ready", &[], "").await.json()["status"] == "degraded"
@@ -270,7 +272,7 @@ async fn acked_messages_survive_database_kill_stall_and_slowness() {
     }
     cassandra.signal("CONT", None);
     load.goes_on("load after the pause").await;
-    // Some of its answers come in time, and some do not.
+    // Stalls around the wait for the store: some answers come in time, and some do not.
     for pause_ms in [600, 1_200, 1_800, 2_400, 600, 1_200] {
         cassandra.signal("STOP", None);
         fault_lasts(Duration::from_millis(pause_ms)).await;

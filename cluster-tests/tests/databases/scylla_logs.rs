@@ -1,5 +1,5 @@
-//! Log of a node while its database is away: one line for the outage, and counts of refused requests rather
-//! than a line for each.
+//! Log of a node while its database is away: one line for the outage, and counts of refused requests instead of a line
+//! for each.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Cassandra, Directory, Node, NodeOptions, SOON, http, wait_for, wait_until};
@@ -18,7 +18,7 @@ async fn request(node: &Node, method: &str, path: &str, body: String) -> u16 {
 
 async fn publish(node: &Node, number: usize) -> u16 {
     let mut body = json!({"data": number});
-    // Every other one with an id, which is looked up before.
+    // Every other publish has an id, which is looked up before.
     if number.is_multiple_of(2) {
         body["id"] = json!(format!("own-{number}"));
     }
@@ -29,7 +29,7 @@ fn lines(node: &Node) -> Vec<Value> {
     node.log().lines().map(|line| serde_json::from_str(line).expect("a line is JSON")).collect()
 }
 
-/// How often a kind of failure was told, by itself and in numbers.
+/// Counts the log lines of a failure, and the failures that later lines count.
 fn count_logged(lines: &[Value], what: &str) -> (usize, u64) {
     let by_itself = lines.iter().filter(|line| line["message"] == what).count();
     let again = lines.iter().filter(|line| line["what"] == what);
@@ -72,14 +72,14 @@ async fn database_outage_is_logged_once_and_refusals_are_counted() {
     };
     assert_eq!(lines.iter().find(chatter), None, "the driver");
 
-    // Where it refuses connections the driver tries again and again.
+    // While connections are refused the driver retries again and again.
     let before = lines.len();
     cassandra.signal("KILL", None);
     let lines = wait_for(6 * SOON, "the numbers of its warnings", async || {
         let lines = self::lines(&node).split_off(before);
         let is_driver =
             |line: &Value| line["what"].as_str().is_some_and(|what| what.contains("control connection"));
-        // The first may be of those before.
+        // The first line may be from the phase before.
         (lines.iter().filter(|line| is_driver(line)).count() > 1).then_some(lines)
     })
     .await;

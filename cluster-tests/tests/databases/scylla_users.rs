@@ -1,4 +1,5 @@
-//! A database that asks who it is: what is missing is said by its setting, and a user who may only read and write is enough for a node.
+//! A database with authentication: each missing permission is reported with its setting, and a user that may only read
+//! and write is enough for a node.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The chart, whose pods run: what operators do to a release, under load.
+//! Operations on a release of the chart with running pods, under load.
 
 use fanfare_cluster_tests::control_plane::chart;
 use fanfare_cluster_tests::kubernetes::in_cluster;
@@ -33,7 +33,7 @@ fn upgrade_drain_and_scaling_under_load_lose_nothing() {
 fn failed_upgrade_leaves_the_other_pods_as_they_were() {
     in_cluster(3, async |kubernetes| {
         helm(&kubernetes, "install", "replicas=3").await;
-        // The chart takes any text, and a node refuses this one when it starts.
+        // The chart accepts any text, and a node refuses this one at its start.
         let chart = chart();
         let chart = chart.to_str().expect("a path");
         let values = format!("{},replicas=3,config.log=loud=loud", release::VALUES);

@@ -1,4 +1,4 @@
-//! Nodes that speak TLS behind a load balancer, which tells them the addresses of clients.
+//! Nodes with TLS behind a load balancer that passes the addresses of clients on.
 
 use std::fs::read_to_string;
 
@@ -38,7 +38,7 @@ fn tls_behind_the_proxy_protocol_shows_the_client_address() {
         })
         .await;
         assert!(!roundtrip("wrong.main").await);
-        // The test is at the balancer's own address, and reaches pods from that of the host.
+        // A client of the test has the balancer's own address, and that of the host when it connects to pods directly.
         let (client, _) = balancer.split_once(':').expect("host and port");
         wait_until(SOON, "the refused credential", async || {
             let logs =

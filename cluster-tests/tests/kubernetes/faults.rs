@@ -7,7 +7,7 @@ use crate::release::{self, Traffic, helm};
 
 #[test]
 fn killed_pod_and_crashed_machine_lose_nothing_over_a_store() {
-    // There are no downloads within the cluster's network.
+    // The network of the cluster has no access to downloads.
     Cassandra::fetch();
     in_cluster(3, async |kubernetes| {
         let Some(database) = Cassandra::start_at(HOST) else { return };

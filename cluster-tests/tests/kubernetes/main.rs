@@ -1,4 +1,5 @@
-//! Nodes in the pods of a Kubernetes. A cluster takes half a gigabyte of memory, and a core while it starts, so few of these tests run at once.
+//! Nodes in the pods of Kubernetes. A cluster takes half a gigabyte of memory, and a core while it starts, so few of
+//! these tests run at once.
 
 mod chart;
 mod client_addresses;

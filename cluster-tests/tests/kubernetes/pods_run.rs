@@ -1,4 +1,4 @@
-//! The cluster itself: pods run, are replaced, and are reached through a load balancer.
+//! The test's Kubernetes itself: pods run, are replaced, and are reachable through a load balancer.
 
 use fanfare_cluster_tests::kubernetes::{Kubernetes, in_cluster};
 use fanfare_cluster_tests::{RunningCommand, SOON, wait_until};
@@ -13,7 +13,7 @@ fn pods_serve_clients_while_they_are_replaced() {
         let (first, second) =
             (kubernetes.pod_address("fanfare-0").await, kubernetes.pod_address("fanfare-1").await);
         is_received(&format!("http://{first}:8080"), &format!("http://{second}:8080")).await;
-        // A service of the product's name gives each pod variables that look like settings.
+        // A service with the name of the product gives each pod variables that look like settings.
         let environment = kubernetes.environment("fanfare-0");
         assert!(environment.iter().any(|entry| entry.starts_with("FANFARE_PORT=tcp://")), "{environment:?}");
 
@@ -40,10 +40,10 @@ async fn balancer(kubernetes: &Kubernetes) -> String {
     format!("http://{}", kubernetes.kubectl(&address).await)
 }
 
-/// A message that is published at one address reaches a subscriber at another.
+/// Asserts that a message published at one address reaches a subscriber at another.
 async fn is_received(published: &str, subscribed: &str) {
     let subscriber = RunningCommand::start(&["sub", "--url", subscribed, "--no-key", "news"]);
-    // A message before the subscription is not received.
+    // A message from before the subscription is not received, so it publishes again and again.
     wait_until(SOON, "a message", async || {
         let mut publisher = RunningCommand::start(&["pub", "--url", published, "--no-key", "news", "hello"]);
         publisher.ended().await.success() && !subscriber.stdout().is_empty()

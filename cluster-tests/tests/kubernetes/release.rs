@@ -9,19 +9,19 @@ use fanfare_cluster_tests::kubernetes::Kubernetes;
 use fanfare_cluster_tests::roaming::{Load, Members, NodeSelector, Subscriber};
 use fanfare_cluster_tests::{SOON, wait_until};
 
-/// Nodes without a store, which stop and start sooner than by default.
+/// Values for nodes without a store, which stop and start faster than by default.
 pub(crate) const VALUES: &str = "store.kind=none,drainSeconds=10,preStopSeconds=2,minReadySeconds=1";
 
 const MEMBERS: usize = 4;
 
-/// Installs or upgrades the release `fanfare`, by [`VALUES`] and others.
+/// Installs or upgrades the release `fanfare`, with [`VALUES`] and these.
 pub(crate) async fn helm(kubernetes: &Kubernetes, command: &str, values: &str) {
     let (chart, values) = (chart(), format!("{VALUES},{values}"));
     let chart = chart.to_str().expect("a path");
     kubernetes.helm(&[command, "fanfare", chart, "--wait", "--timeout", "110s", "--set", &values]).await;
 }
 
-/// Runs `helm test`, with which operators check a release.
+/// Runs `helm test`, the operators' check of a release.
 pub(crate) async fn test(kubernetes: &Kubernetes) {
     kubernetes.helm(&["test", "fanfare", "--timeout", "60s"]).await;
 }
@@ -37,21 +37,21 @@ pub(crate) async fn restarted(kubernetes: &Kubernetes, pod: &str) {
     .await;
 }
 
-/// Host and port of the load balancer.
+/// Gives host and port of the load balancer.
 pub(crate) async fn balancer(kubernetes: &Kubernetes, port: u16) -> String {
     let address = "jsonpath={.status.loadBalancer.ingress[0].ip}";
     let address = kubernetes.kubectl(&["get", "service", "fanfare", "--output", address]).await;
     format!("{address}:{port}")
 }
 
-/// The key that the chart has made.
+/// Gives the key that the chart has generated.
 pub(crate) async fn key(kubernetes: &Kubernetes) -> String {
     let key = ["get", "secret", "fanfare-directory", "--output", "jsonpath={.data.key}"];
     let key = STANDARD.decode(kubernetes.kubectl(&key).await).expect("base64");
     String::from_utf8(key).expect("text")
 }
 
-/// The load balancer, with the key that the chart has made.
+/// Selector of the load balancer, with the key that the chart has generated.
 pub(crate) async fn door(kubernetes: &Kubernetes) -> NodeSelector {
     let address = balancer(kubernetes, 80).await.parse().expect("an address");
     NodeSelector::to(&[address], &key(kubernetes).await)
@@ -70,7 +70,7 @@ impl Traffic {
         Self { members, load }
     }
 
-    /// The subscribers, who have heard all that was published, in order, and saw no member leave or enter.
+    /// Ends the traffic. The subscribers have received all messages in order, and seen no member leave or enter.
     pub(crate) async fn end(self) -> Vec<Subscriber> {
         let subscribers = self.load.end().await;
         self.members.end().await;

@@ -1,4 +1,4 @@
-//! Acknowledged messages are in history exactly once and in order, however the node went down.
+//! Acknowledged messages are in history exactly once and in order, whatever ends the node.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const ROUNDS: usize = 20;
 const CHANNELS: usize = 3;
 const SOCKET_PUBLISHERS: usize = 3;
 const HTTP_PUBLISHERS: usize = 2;
-/// Publishes that a socket publisher keeps unanswered.
+/// Number of unanswered publishes of a socket publisher.
 const WINDOW: usize = 64;
 const ARRAY: u64 = 3;
 
@@ -25,7 +25,7 @@ type MessageNumber = (usize, u64);
 struct PublisherRecord {
     sent: HashMap<String, Vec<MessageNumber>>,
     acked: HashMap<String, Vec<MessageNumber>>,
-    /// The publish over HTTP that was not answered: its channel and body, to be repeated.
+    /// Unanswered publish over HTTP, to be repeated: its channel and body.
     open: Option<(String, Value)>,
 }
 
@@ -64,11 +64,11 @@ fn channels(round: usize) -> Vec<String> {
     (0..CHANNELS).map(|channel| format!("storm:{round}/{channel}")).collect()
 }
 
-/// Publishes from all sides until the node is killed.
+/// Publishes over sockets and HTTP until the node is killed.
 async fn storm(node: &mut Node, round: usize) -> Vec<PublisherRecord> {
     let key = node.key();
     let (progress, mut acks) = mpsc::unbounded_channel();
-    // All are connected before the first publishes, so that the kill cannot come too early for one.
+    // All clients connect before the first publish, so that each has published before the kill.
     let (mut clients, mut connections) = (Vec::new(), Vec::new());
     for _ in 0..SOCKET_PUBLISHERS {
         let options = Options::new(node.url(), Credential::Key(key.clone()));
@@ -125,7 +125,7 @@ async fn over_socket(
     account
 }
 
-/// Waits for the oldest answer; false when there is none.
+/// Waits for the oldest answer; false if it is an error.
 async fn settle(
     window: &mut VecDeque<(String, MessageNumber, Ticket)>,
     account: &mut PublisherRecord,
@@ -187,7 +187,7 @@ async fn publish(
     Ok(())
 }
 
-/// The publish without an answer is sent again with the same ids, as a client would.
+/// Repeats the unanswered publish with the same ids, as a client does.
 async fn repeat_open(node: &Node, account: &PublisherRecord) {
     if let Some((channel, body)) = &account.open {
         let mut connection = http::Connection::open(node.addr()).await.expect("the node is up again");
@@ -198,7 +198,7 @@ async fn repeat_open(node: &Node, account: &PublisherRecord) {
     }
 }
 
-/// Holds the whole history of a channel against what the publishers did, and returns it.
+/// Checks the whole history of a channel against the acks of the publishers, and returns it.
 async fn check(node: &Node, channel: &str, accounts: &[PublisherRecord]) -> Vec<Value> {
     let records = history::read_all(node.addr(), &node.key(), channel, "limit=1000&direction=forwards").await;
     let marks: Vec<MessageNumber> = records.iter().map(number_of).collect();

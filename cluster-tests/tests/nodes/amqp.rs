@@ -15,7 +15,7 @@ use lapin::types::FieldTable;
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
-/// Attempts of a channel come within this time.
+/// Greatest time until the next attempts of a channel.
 const RETRIED: Duration = Duration::from_secs(60);
 
 async fn node(integrations: &[(&str, String)]) -> Node {
@@ -40,7 +40,7 @@ async fn bind(broker: &RabbitMq, exchange: &str, queue: &str, key: &str) {
     bound.await.expect("bound");
 }
 
-/// The messages that wait in a queue without a consumer.
+/// Counts the messages in a queue without a consumer.
 async fn waiting(broker: &RabbitMq, queue: &str) -> u32 {
     let channel = broker.connect().await.create_channel().await.expect("a channel");
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
@@ -59,7 +59,7 @@ async fn hostile_names_reach_their_queue_alone() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let names = hostile::channels();
     let escaped = |name: &str| encode_channel(name).replace('.', "%2E").replace('*', "%2A");
-    // A routing key has 255 bytes at most, so that of a long name ends in a digest.
+    // A routing key has 255 bytes at most, so a long name ends in a digest.
     let short: Vec<_> = names.iter().filter(|name| escaped(name).len() < 200).collect();
     bind(&broker, "events", "all", "acme.#").await;
     for (index, name) in short.iter().enumerate() {
@@ -119,7 +119,7 @@ async fn unroutable_event_waits_and_holds_up_no_other_target() {
         publish(&node, "c", json!(number)).await;
         assert_eq!(bound.next().await.envelope["items"][0]["data"], number);
     }
-    // Of both targets: the attempts of one alone would take longer.
+    // Counts attempts of both targets, since those of one alone would take longer.
     let retries = async || node.metric("fanfare_integration_retries_total").await >= 6.0;
     wait_until(RETRIED, "attempts that fail", retries).await;
     bind(&broker, "events", "late", "b").await;
@@ -181,7 +181,7 @@ async fn example_of_the_guide_fills_its_queue() {
     let text = include_str!("../../../docs/guides/amqp.toml")
         .replace("amqp://guest:guest@localhost/%2f", &broker.url());
     let (_, fields) = text.split_once("id = \"orders\"\n").expect("an integration");
-    // As the first command of the guide.
+    // The setup is the first command of the guide.
     let url = broker.url();
     let vhost = url.rsplit('/').next().expect("a vhost");
     let made = broker.call("PUT", &format!("/api/queues/{vhost}/orders"), &json!({"durable": true})).await;
@@ -223,7 +223,7 @@ async fn events_wait_while_the_broker_blocks_publishers() {
         assert_eq!(number(&free.next().await), expected, "the other target goes on");
     }
     wait_until(RETRIED, "the line", async || node.log().contains("connection.blocked")).await;
-    // As long as the alarm lasts it takes nothing more.
+    // While the alarm lasts the broker takes no more messages.
     let waiting = async || node.metric("fanfare_outbox_events{kind=\"amqp\"}").await >= 19.0;
     wait_until(RETRIED, "the events in the outbox", waiting).await;
     alarm(false).await;
@@ -259,7 +259,7 @@ async fn silent_broker_costs_no_thread_for_each_attempt() {
             after_first = threads();
         }
     }
-    // Threads that the runtime keeps for blocking calls end by themselves; those of a connection would stay.
+    // The runtime's threads for blocking calls end by themselves. A thread per connection would stay.
     wait_until(SOON, "as many threads as after the first attempts", async || threads() <= after_first + 1)
         .await;
     wait_until(SOON, "the reason in the log", async || node.log().contains("no answer in time")).await;

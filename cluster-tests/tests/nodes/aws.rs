@@ -1,4 +1,4 @@
-//! Lambda and SNS of moto, which checks signatures and permissions: each acknowledged message reaches them.
+//! AWS Lambda and SNS of moto, which checks signatures and permissions: each acknowledged message reaches them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const STATIC_KEYS: &str = "access_key_id = \"AKIDEXAMPLE\"\nsecret_access_key = \"hush\"\n";
-/// Greatest delay before a further attempt, after a few failures.
+/// Greatest delay until a further attempt, after a few failures.
 const AGAIN: Duration = Duration::from_secs(60);
 
 fn sns(moto: &Moto, topic: &str, more: &str) -> String {
@@ -26,7 +26,7 @@ fn lambda(moto: &Moto, function: &str, more: &str) -> String {
     )
 }
 
-/// A node with one account and these integrations, which may reach loopback.
+/// Options of a node with one account and these integrations, which may connect to loopback.
 fn options(integrations: &[(&str, String)]) -> NodeOptions {
     let account = Directory::default().account("acme");
     let with_targets =
@@ -48,7 +48,7 @@ async fn publish(node: &Node, channel: &str, data: Value) {
     request(node, "POST", &path, json!({"data": data}).to_string()).await;
 }
 
-/// Messages of the queue until there are so many.
+/// Receives messages of the queue until there are `count`.
 async fn received(moto: &Moto, queue: &str, count: usize) -> Vec<Value> {
     let mut messages = Vec::new();
     wait_until(AGAIN, &format!("{count} messages"), async || {
@@ -255,14 +255,14 @@ async fn a_listing_shows_where_events_go_and_no_secret() {
     );
 }
 
-/// The field of the form that a call of SNS is.
+/// Gives a field of the form in a call of SNS.
 fn form_field(request: &ReceivedRequest, name: &str) -> String {
     let form = String::from_utf8(request.body.clone()).expect("a form");
     let value = form.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
     decode(&value.expect(name).replace('+', " ")).expect("percent-encoded")
 }
 
-/// The envelope and the attribute with the channel of one call.
+/// Gives the envelope and the channel attribute of one call.
 fn call(kind: &str, request: &ReceivedRequest) -> (Value, String) {
     if kind == "lambda" {
         let envelope = request.envelope();
@@ -286,7 +286,7 @@ async fn hostile_names_reach_their_function_and_topic_alone() {
             ("sns", format!("topic_arn = \"{}\"", Moto::arn("sns", "orders.fifo"))),
         ] {
             let receiver = Receiver::start().await;
-            // One star is the pattern of every channel, and two stand for names that begin with one.
+            // A single star matches every channel, and two stars match names that begin with a star.
             let pattern = if name == "*" { "**" } else { name };
             let endpoint = format!("endpoint = \"http://{}\"", receiver.addr());
             let channels = format!("channels = [{}]", hostile::toml(pattern));

@@ -30,21 +30,21 @@ async fn post(node: &Node, path: &str, body: &Value) -> Response {
     http::request(node.addr(), "POST", path, &[("authorization", &authorization)], body.to_string()).await
 }
 
-/// Publishes a message, which is acknowledged, and gives the answer.
+/// Publishes a message, which must be acknowledged, and gives the answer.
 async fn publish(node: &Node, message: Value) -> Value {
     let answer = post(node, &format!("/api/channels/{CHANNEL}/publish"), &message).await;
     assert_eq!(answer.status, 200, "{:?}", answer.body);
     answer.json()
 }
 
-/// The data of all messages, oldest first.
+/// Gives the data of all messages, oldest first.
 async fn stored(node: &Node) -> Vec<Value> {
     let mut items = history::read_all(node.addr(), KEY, CHANNEL, "").await;
     items.reverse();
     items.iter().map(|item| item["data"].clone()).collect()
 }
 
-/// The data that the receiver has taken.
+/// Gives the data that the receiver has accepted.
 fn delivered(receiver: &Receiver) -> Vec<Value> {
     let taken = receiver.received().into_iter().filter(|request| request.is_taken);
     let envelopes = taken.map(|request| request.envelope()).filter(|envelope| envelope["channel"] == CHANNEL);
@@ -67,7 +67,7 @@ async fn status_of(node: &Node, token: &str) -> u16 {
     http::request(node.addr(), "GET", "/time", &[("authorization", &bearer)], "").await.status
 }
 
-/// Runs `fanfare` with the data folder; its exit code, stdout and stderr.
+/// Runs `fanfare` with the data folder; gives its exit code, stdout and stderr.
 async fn fanfare(data_dir: &Path, arguments: &[&str]) -> (Option<i32>, String, String) {
     let environment = [("FANFARE_DATA_DIR", data_dir.to_str().expect("a path in UTF-8"))];
     let mut running = RunningCommand::start_with(&environment, arguments);
@@ -75,7 +75,7 @@ async fn fanfare(data_dir: &Path, arguments: &[&str]) -> (Option<i32>, String, S
     (ended.code(), running.stdout().join("\n"), running.stderr().join("\n"))
 }
 
-/// Puts what was restored in the place of what the node had; it does not run.
+/// Replaces the data of a stopped node by the restored data.
 fn replace_data(node: &Node, restored: &Path) {
     let data_dir = node.data_dir();
     for name in ["store", "outbox", "clock.json", "connection-key", "node.json"] {
@@ -152,8 +152,8 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
     assert!(kept.len() > 100 && all.starts_with(&kept), "{kept:?} of 0 to {last}");
     assert_eq!(publish(&node, json!({"data": 100, "id": "given"})).await, answered);
     assert_eq!(stored(&node).await.len(), kept.len(), "a repeat is stored once");
-    // The outbox is as of a moment later than the store. Of a message under way at that moment, which has no id of its own, the events
-    // may follow its row.
+    // The backup of the outbox is a moment newer than that of the store. So events of a message under way at that
+    // moment, without an id of its own, may come after its row.
     let outstanding = kept.len() - 1;
     wait_until(3 * SOON, "what was owed", async || delivered(&receiver).len() >= outstanding).await;
     assert!(all.starts_with(&delivered(&receiver)), "{:?}", delivered(&receiver));
@@ -166,7 +166,7 @@ async fn restored_node_has_all_that_was_acknowledged_before() {
     node.assert_well().await;
 }
 
-/// Publishes so much that a backup takes a while. Random data cannot be compressed.
+/// Publishes enough for a backup to take a while. Random data cannot be compressed.
 async fn fill(node: &Node) {
     for _ in 0..LARGE / 20 {
         let messages: Vec<Value> = (0..20)
@@ -181,7 +181,7 @@ async fn fill(node: &Node) {
     }
 }
 
-/// The file of a backup that is being written.
+/// Finds the file of a backup that is being written.
 fn unfinished_in(folder: &Path) -> Option<PathBuf> {
     let files = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
     files.into_iter().find(|path| path.extension().is_some_and(|extension| extension == "new"))

@@ -1,6 +1,6 @@
-//! A tenant's connections are counted over all nodes, and its ceiling holds for their sum.
+//! A tenant's connections are counted over all nodes, and its limit holds for the sum.
 //!
-//! The time in which they are counted is a test of `alone`.
+//! The time until they are counted is a test of `alone`.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 const KEY: &str = "secret-one.k1";
 const SECOND: &str = "secret-two.k2";
 const OTHER: &str = "secret-other.k3";
-/// How often changes are told at most.
+/// Least time between two reports of changes.
 const TELL_EVERY: Duration = Duration::from_millis(200);
-/// A time too short for a death to be known: peer is down 2.3 s after it was last heard, at the earliest.
+/// Time too short for a node failure to be noticed: a peer is declared down at the earliest 2.3 s after its last sign
+/// of life.
 const NO_DEATH: Duration = Duration::from_secs(1);
 /// Time in which the node has checked the quota slots of resumed connections.
 const SLOTS_SETTLED: Duration = Duration::from_secs(1);
@@ -57,7 +58,7 @@ async fn until_counted(nodes: &[Node], open: u64) {
     }
 }
 
-/// None when it is refused for the ceiling.
+/// Connects; `None` if the connection is refused for the tenant's limit.
 async fn try_open(node: &Node, query: &str, key: &str) -> Option<Socket> {
     let mut raw = Raw::connect(node.addr()).await;
     let authorization = http::basic(key);
@@ -121,7 +122,7 @@ async fn filled_one_after_another_it_holds_exactly_on_every_node() {
         drop(try_open(node, "", OTHER).await.expect("another tenant"));
     }
     until_counted(nodes, CEILING as u64).await;
-    // What is free on one node is free on all.
+    // A quota slot that is free on one node is free on all.
     drop(open.remove(0));
     until_counted(nodes, CEILING as u64 - 1).await;
     open.push(try_open(&nodes[2], "", KEY).await.expect("there is a seat"));
@@ -129,7 +130,8 @@ async fn filled_one_after_another_it_holds_exactly_on_every_node() {
     assert!(try_open(&nodes[0], "", KEY).await.is_none());
 }
 
-/// Each node alone holds its own ceiling at once, whatever it has heard; none admits anyone once it knows of the others.
+/// Each node enforces the limit for its own connections at once. It admits none once it knows of enough connections on
+/// its peers.
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_storm_gets_at_most_one_ceiling_per_node() {
     const CEILING: usize = 30;
@@ -157,7 +159,7 @@ async fn connection_storm_gets_at_most_one_ceiling_per_node() {
     until_counted(nodes, CEILING as u64).await;
 }
 
-/// One seat is left, and each node admits one before it hears of the others; then it is over.
+/// One quota slot is left. Each node admits one connection before it knows of the others; then the limit is exceeded.
 #[tokio::test(flavor = "multi_thread")]
 async fn last_quota_slot_is_given_at_most_once_by_each_node() {
     const CEILING: usize = 10;
@@ -182,7 +184,7 @@ async fn last_quota_slot_is_given_at_most_once_by_each_node() {
     assert!((CEILING..CEILING + nodes.len()).contains(&open.len()));
 }
 
-/// Nodes admit beyond a ceiling only until they have heard of each other's connections.
+/// Nodes admit connections beyond a limit only until they know of each other's connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn ceiling_filled_by_one_node_at_once_holds_on_the_others() {
     const CEILING: usize = 10;
@@ -200,7 +202,7 @@ async fn ceiling_filled_by_one_node_at_once_holds_on_the_others() {
     }
 }
 
-/// Changes are told as they gather: not one item for each connection, and none when nothing changes.
+/// Changes are reported in batches: not one item for each connection, and none if nothing changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn count_changes_are_sent_in_batches_and_none_when_unchanged() {
     const MANY: usize = 200;
@@ -246,7 +248,7 @@ async fn quota_slots_of_a_killed_node_are_free_once_it_is_down() {
     assert!(try_open(&nodes[2], "", KEY).await.is_none(), "it has heard of the others");
 }
 
-/// The first node has no seeds, and knows the others all the same.
+/// The first node has no seeds, and learns of the others from their gossip.
 #[tokio::test(flavor = "multi_thread")]
 async fn sum_is_right_again_after_a_stall_of_the_first_node() {
     check_count_after_stall_of(0).await;
@@ -269,14 +271,14 @@ async fn check_count_after_stall_of(at: usize) {
     until_counted(nodes, 4).await;
     paused.pause();
     until_counted(others, 2).await;
-    // The side that is left fills up to the ceiling by itself.
+    // The remaining nodes can fill the limit by themselves.
     for _ in 0..4 {
         open.push(try_open(&others[0], "", KEY).await.expect("the rest is not there"));
     }
     until_counted(others, 6).await;
     paused.resume_until_restarted(1).await;
     assert!(try_open(paused, "", KEY).await.is_none(), "it knows of the others when it is ready");
-    // What the run had that stood still has ended with it.
+    // The connections of the stalled incarnation have ended with it.
     until_counted(nodes, 6).await;
     for node in nodes {
         assert!(try_open(node, "", KEY).await.is_none(), "over the ceiling");
@@ -308,7 +310,7 @@ async fn session_takeover_by_another_node_keeps_the_quota_slot() {
     for node in &*nodes {
         assert!(try_open(node, "", KEY).await.is_none());
     }
-    // Nobody has taken the seat of one that was lost, which may not be known yet where it comes back.
+    // No other client has the quota slot of the lost connection, whose loss this node may not know yet.
     let query = resume(&previous);
     drop(previous);
     let mut back = try_open(&nodes[1], &query, KEY).await.expect("it has a seat");
@@ -344,7 +346,8 @@ async fn clients_of_a_stopping_node_keep_their_quota_slots() {
     assert!(try_open(&nodes[0], "", KEY).await.is_none());
 }
 
-/// A connection of the first node is lost, and another node gives the only seat to somebody else. How the lost one comes back.
+/// Loses a connection of the first node, and gives the only quota slot to another client. Returns the query of the lost
+/// connection's resume, and the new connection.
 async fn lose_and_take_slot(nodes: &[Node], by: &Node) -> (String, Socket) {
     let lost = Socket::open(&nodes[0], "").await;
     let query = resume(&lost);
@@ -371,7 +374,7 @@ async fn resuming_client_is_closed_when_its_quota_slot_was_taken() {
     assert!(try_open(&nodes[1], &query, KEY).await.is_none(), "it was lost here now");
 }
 
-/// The client is refused at once if the death was noticed before it came, which takes more than a second.
+/// The client is refused at once if the node failure was noticed before, which takes more than a second.
 #[tokio::test(flavor = "multi_thread")]
 async fn client_of_a_just_killed_node_is_closed_over_a_taken_slot() {
     let mut cluster = cluster(1).await;
@@ -425,7 +428,7 @@ fn partition_sides_fill_the_ceiling_and_admit_none_after_heal() {
             for _ in 0..free {
                 open.push(try_open(&nodes[node], "", KEY).await.expect("below the ceiling on this side"));
             }
-            // The other one of this side has heard of them.
+            // The other node of this side knows of them.
             until_counted(&nodes[side], counted).await;
         }
         for node in &*nodes {
@@ -436,7 +439,7 @@ fn partition_sides_fill_the_ceiling_and_admit_none_after_heal() {
         for node in &*nodes {
             assert!(try_open(node, "", KEY).await.is_none(), "over the ceiling");
         }
-        // Nobody who is there is sent away.
+        // No client of this side is closed.
         for socket in &mut open {
             assert_eq!(socket.ask(json!({"op": 0})).await["op"], 0);
         }

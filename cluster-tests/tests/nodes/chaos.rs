@@ -1,4 +1,5 @@
-//! Faults at random under load: what was acknowledged comes to everybody in its order, or it is told, and it is stored once.
+//! Random faults under load: each subscriber gets all acknowledged messages in order, or a reported loss, and each is
+//! stored once.
 //!
 //! `FANFARE_CHAOS_SECONDS` makes a course longer, `FANFARE_CHAOS_SEED` makes another one.
 
@@ -24,7 +25,8 @@ async fn chaos_over_scylla_has_no_silent_loss_and_stores_once() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let keyspace = cassandra.keyspace();
     let mut cluster = Cluster::linked_with(3, |options| cassandra.store(options, &keyspace)).await;
-    // After a cut the order of a publisher that changes nodes is not promised, which over a store no loss tells.
+    // No cuts: after a cut the order of a publisher that changes nodes is not promised, and with a store no loss is
+    // reported for it.
     let plan = Plan::of(&[Fault::Kill, Fault::Terminate, Fault::Stop, Fault::Blink], SECONDS);
     let report = run(&mut cluster, None, &plan, true).await;
     assert!(report.published > 100, "{report:?}");

@@ -1,4 +1,4 @@
-//! The system clock of a node is set, or wrong: nothing expires by that, and what is valid until a time follows it.
+//! The system clock of a node is set, or wrong: retention does not depend on it, and credentials do.
 
 use fanfare_client::sign::{self, JwtParams, TokenParams};
 use fanfare_cluster_tests::clock::{self, ShiftedClock};
@@ -7,7 +7,7 @@ use fanfare_cluster_tests::{Cassandra, Node, NodeOptions, SOON, history, http, w
 use serde_json::{Value, json};
 
 const DAY_S: i64 = 24 * 3_600;
-/// Seconds by which a clock is wrong, and whether that is a step.
+/// Seconds by which a clock is wrong, and whether the node detects that as a step.
 const STEPS: [(i64, bool); 8] = [
     (1, false),
     (-1, false),
@@ -53,7 +53,7 @@ async fn steps(node: &Node) -> f64 {
     node.metric("fanfare_clock_steps_total").await
 }
 
-/// The node looks at its clock once a second.
+/// Waits until the node has counted `expected` steps; it checks its clock once a second.
 async fn until_steps(node: &Node, expected: f64) {
     wait_until(SOON, "the step to be counted", async || steps(node).await >= expected).await;
     assert_eq!(steps(node).await, expected, "{}", node.log());
@@ -171,7 +171,7 @@ async fn a_step_while_down_deletes_nothing() {
     let mut all = vec![json!("first")];
     publish(&node, &key, "c", &all[0]).await;
     for (wrong_s, is_step) in STEPS {
-        // A run that is killed has left no more than one that stops.
+        // A killed incarnation leaves as much state as one that stops.
         node.kill();
         shifted.ahead(wrong_s);
         node.restart().await;
@@ -208,7 +208,7 @@ async fn a_step_that_has_held_is_followed() {
     assert_eq!(steps(&node).await, 0.0, "the step was taken up, and is none of this start: {}", node.log());
 }
 
-/// All rows that end, each with the seconds that it has left.
+/// Gives the remaining seconds of all rows that expire.
 async fn lives(cassandra: &Cassandra, keyspace: &str) -> Vec<i32> {
     let asked = format!("SELECT ttl(record) FROM {keyspace}.history");
     let found = cassandra.session().await.query_unpaged(asked, ()).await.expect("read");
@@ -230,7 +230,7 @@ async fn one_wrong_clock_of_three_over_scylla_hides_nothing() {
     let mut all = Vec::new();
     for (wrong_s, is_step) in [(0, false)].into_iter().chain(STEPS) {
         shifted.ahead(wrong_s);
-        // First by the wrong one, which then has told the others' partitions of the day too.
+        // The node with the wrong clock publishes first, and so has announced its partitions of the day to the others.
         for (from, node) in [&*wrong, n0, n1].into_iter().enumerate() {
             let message = json!([wrong_s, from]);
             publish(node, &key, "c", &message).await;

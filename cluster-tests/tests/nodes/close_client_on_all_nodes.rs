@@ -1,4 +1,4 @@
-//! Closing a client ends its connections on every node, or says that it may not have.
+//! Closing a client ends its connections on every node, or reports that some may remain.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 /// Key of the account whose client is closed. The next one is of another account.
 const KEY: &str = "secret.k1";
 const OTHER: &str = "secret.k2";
-/// Time in which the log of a node is read.
+/// Time for the log of a node to be read.
 const LOGGED_WITHIN: Duration = Duration::from_millis(500);
 
 async fn cluster() -> Cluster {
@@ -77,7 +77,7 @@ async fn connection_closed_through_another_node_cannot_be_resumed() {
     assert_ne!(text(&fresh.connected, "connectionId"), previous);
 }
 
-/// The caller gets 503 and asks again: once a node is declared down it has no connections.
+/// The caller gets 503 and asks again: a node that is declared down has no connections.
 #[tokio::test(flavor = "multi_thread")]
 async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
     let mut cluster = cluster().await;
@@ -95,7 +95,7 @@ async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
     });
     assert_eq!(dead.await.json(), json!({"closed": 0}));
     n2.resume_until_restarted(1).await;
-    // It was asked before, and does so if it comes to that before it begins anew.
+    // The request of before the stall may still be handled, if the node reads it before its restart in place.
     let ended = partitioned.to_end(SOON).await.1;
     assert!(matches!(ended, SocketEnd::Gone | SocketEnd::Closed(_)), "{ended:?}");
     wait_until(SOON, "all to be asked", async || close(n0, "ann").await.json() == json!({"closed": 0})).await;
@@ -127,7 +127,7 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
         assert_eq!(partitioned.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");
         drop(cuts);
         cluster.until_linked().await;
-        // What was asked first may have waited for the link, and have closed it by now.
+        // The first request may have waited for the peer stream, and have closed the connection by now.
         let answer = close(&cluster.nodes()[1], "ann").await;
         assert_eq!(answer.status, 200);
         let closed = answer.json()["closed"].as_u64().expect("a count");

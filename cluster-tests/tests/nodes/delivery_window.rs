@@ -1,4 +1,4 @@
-//! A busy node collects what it delivers for up to the delivery window; at rest nothing waits for it.
+//! A busy node coalesces deliveries for up to the delivery window; on an idle node no delivery waits.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,13 @@ const WINDOW_MS: u64 = 50;
 const WINDOW: Duration = Duration::from_millis(WINDOW_MS);
 const WINDOW_LIMIT: &str = "delivery_window_ms";
 
-/// Enough for every shard to be busy.
+/// Number of subscribers, enough for every shard to be busy.
 fn subscribers() -> usize {
     32 * std::thread::available_parallelism().expect("a number of cores").get()
 }
 
-/// How long each publish took until it was acked, one after the other; everybody got all of them. In order of length.
+/// Publishes one message after another, and checks that each subscriber gets all of them. Gives the times until the
+/// acks, sorted.
 async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Vec<Duration> {
     let mut listening = Vec::new();
     for _ in 0..subscribers {
@@ -39,7 +40,8 @@ async fn publish_in_turn(node: &Node, subscribers: usize, messages: u32) -> Vec<
     taken
 }
 
-/// Half of them took less than half of the window, whatever else the machine does. Each of those that wait takes nearly all of it.
+/// Asserts that half of the acks came within half of the window, even on a busy machine. A publish that waits takes
+/// nearly the whole window.
 fn assert_none_waits(taken: &[Duration]) {
     let middle = taken[taken.len() / 2];
     assert!(middle < WINDOW / 2, "{middle:?} in the median");

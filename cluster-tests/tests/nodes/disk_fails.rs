@@ -1,4 +1,4 @@
-//! A node whose disk hangs or is full says so, keeps delivering, and is well again when the disk is.
+//! A node whose disk hangs or is full reports it, goes on delivering, and recovers with the disk.
 
 use fanfare_cluster_tests::{
     Directory, Disk, Node, NodeOptions, SOON, Socket, directory, history, http, wait_until,
@@ -51,7 +51,7 @@ async fn a_disk_that_hangs_degrades_the_node_until_it_goes_on() {
     node.assert_well().await;
 }
 
-/// One publish for each channel, of which few fit into what may wait for the disk.
+/// One publish for each channel. Only few of them fit into the queue for the disk.
 const ARRAYS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -60,7 +60,7 @@ async fn accepted_publishes_are_stored_after_disk_hang_refused_not() {
     let node = Node::start(disk.under(NodeOptions::default())).await;
     wait_for_status(&node, "ready").await;
     disk.hang(true);
-    // Its rows are as large as those of an array can be: each holds the name, twice, and every quote of it escaped.
+    // The rows are as large as those of an array can be: each holds the name twice, with every quote escaped.
     let channels: Vec<_> = (0..ARRAYS).map(|number| format!("{number}{}", "\"".repeat(511))).collect();
     let array = json!(vec![json!({}); 10_000]).to_string();
     let mut publishes = JoinSet::new();
@@ -103,7 +103,7 @@ async fn a_node_stops_in_its_time_while_the_disk_hangs() {
     assert_eq!(publish(&node, "never answered").await, 503);
     let started = std::time::Instant::now();
     assert_eq!(node.stop().await.code(), Some(0));
-    // The time of the drain, and a busy machine.
+    // The time of the drain, and some more on a busy machine.
     assert!(started.elapsed().as_secs() < 3, "{:?}", started.elapsed());
 }
 

@@ -1,4 +1,4 @@
-//! A node that is asked to stop sends its clients to others, and none of them misses anything or gets it twice.
+//! A node that drains sends its clients to other nodes, and none of them misses a message or gets one twice.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket};
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Far above what it takes on a busy machine, and below the time for a drain.
+/// Greatest time of a stop, far above that on a busy machine, and below the time for a drain.
 const STOP_MAX: Duration = Duration::from_secs(20);
 /// Time that a busy machine adds to a stop.
 const A_WHILE: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ async fn drained_node_with_last_subscribers_hands_off_missed_messages() {
     for subscriber in &mut subscribers {
         subscriber.read_to(&published).await;
     }
-    // One has gone before, one goes in the midst, one hears all.
+    // One subscriber is away before the stop, one reconnects during it, and one has received everything.
     subscribers[0].leave();
     let published = publish(&mut publishers, 50).await;
     subscribers[2].read_to(&published).await;
@@ -82,7 +82,7 @@ async fn subscribers_miss_nothing_while_two_of_three_nodes_drain() {
     }
 }
 
-/// The node spreads the delays of its clients, so that they do not all come to the other nodes at once.
+/// The node spreads the delays of its clients, so that they do not reconnect all at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn draining_node_closes_each_client_a_second_after_its_delay() {
     let mut cluster = Cluster::linked(2).await;
@@ -102,13 +102,14 @@ async fn draining_node_closes_each_client_a_second_after_its_delay() {
     });
     let delays_ms = futures_util::future::join_all(staying).await;
     assert!(delays_ms.iter().all(|delay_ms| *delay_ms <= 5_000), "{delays_ms:?}");
-    // 40 of 500 at chance: that less than a tenth of the time is between the first and the last is not to be feared.
+    // The 40 delays are random within 500 ms, so it is practically impossible that all of them lie within a tenth of
+    // that.
     let (first, last) = (delays_ms.iter().min(), delays_ms.iter().max());
     assert!(last >= first.map(|first_ms| first_ms + 50).as_ref(), "{delays_ms:?}");
     assert_eq!(nodes[0].ended().await.code(), Some(0));
 }
 
-/// The peer is alive, so without a limit the node would wait for it for ever.
+/// The stalled peer is alive, so without a limit the node would wait for it for ever.
 #[test]
 fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
     const DRAIN: Duration = Duration::from_secs(6);

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 /// Time in which no further frame must come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// How long a peer may take to confirm.
+/// Greatest time until a peer acks.
 const CONFIRM_WAIT: Duration = Duration::from_secs(1);
 /// Time that a busy machine adds to the wait.
 const A_WHILE: Duration = Duration::from_secs(5);
-/// Number of publishes that takes longer than anything else, if each waits for a peer.
+/// Number of publishes that take longer than anything else if each waits for a peer.
 const PUBLISHES: u32 = 20;
 
 async fn next_message(socket: &mut Socket) -> Value {
@@ -23,7 +23,7 @@ async fn next_message(socket: &mut Socket) -> Value {
     frame["messages"][0].take()
 }
 
-/// One on each node publishes so many, and hears those of all.
+/// A client on each node publishes `each` messages, and receives those of all.
 async fn all_receive_from_all(nodes: &[Node], each: usize) {
     let mut sockets = Vec::new();
     for node in nodes {
@@ -108,7 +108,7 @@ async fn a_publish_crosses_one_link_where_one_node_listens() {
     assert_eq!(n2.metric("fanfare_forwards_taken_total").await, 0.0);
 }
 
-/// One of a node that serves clients would do this between their frames.
+/// A thread of shards would do the work of peers between the frames of its clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn threads_of_their_own_speak_with_peers() {
     let mut cluster = Cluster::linked(2).await;
@@ -121,7 +121,7 @@ async fn threads_of_their_own_speak_with_peers() {
         publisher.publish("room", json!({"data": number})).await;
         assert_eq!(next_message(&mut listener).await["data"], number);
     }
-    // Sent and confirmed, by whom another thread may find awake.
+    // The thread was woken to send and to ack. Another thread may find it awake.
     for (node, before) in [n0, n1].into_iter().zip(before) {
         let woken = node.woken("links") - before;
         assert!(woken >= u64::from(PUBLISHES / 2), "{woken}");
@@ -173,7 +173,7 @@ async fn an_ack_waits_for_the_other_node_but_not_for_long() {
     if stalled < CONFIRM_WAIT + CONFIRM_WAIT / 2 {
         assert_eq!(next_message(&mut subscriber).await["data"], 1);
     } else {
-        // Beyond two seconds it is another incarnation, which knows nothing of the subscriber.
+        // A node that is stalled for more than two seconds restarts in place, and loses the subscriber.
         let (frames, ended) = subscriber.to_end(A_WHILE).await;
         let has_come = frames.iter().any(|frame| frame["messages"][0]["data"] == 1);
         assert!(has_come || ended == SocketEnd::Gone, "{frames:?}, {ended:?} after {stalled:?}");

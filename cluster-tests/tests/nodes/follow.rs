@@ -1,4 +1,4 @@
-//! `fanfare sub` and `pub` against a real node: messages alone on stdout, and on stderr how their channels stand.
+//! `fanfare sub` and `pub` against a real node: only messages on stdout, and the state of the channels on stderr.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, Proxy, RunningCommand, SOON, Socket, wait_until};
@@ -62,7 +62,7 @@ async fn follow_prints_presence_only_when_asked() {
     assert_eq!(ann.ask(json!({"op": 12, "channel": "room", "action": "leave"})).await["op"], 1);
     let lines = with.wait_for_stdout(4).await;
     let mut actions: Vec<Value> = lines.iter().map(|line| json_of(line)["action"].clone()).collect();
-    // A message and an event of presence go their own ways.
+    // A message and a presence event are handled separately, so their order is not fixed.
     actions.retain(|action| !action.is_null());
     assert_eq!(actions, ["present", "update", "leave"]);
     let first = json_of(&lines[0]);
@@ -90,7 +90,7 @@ async fn occupancy_is_shown_where_it_is_asked_for() {
     let counts = json!({"connections": 3, "publishers": 3, "subscribers": 3, "members": 1});
     let expected = json!({"channel": "room", "occupancy": counts, "source": "cluster"});
     wait_until(SOON, "the counts", async || with.stdout().iter().any(|line| json_of(line) == expected)).await;
-    // Nothing but counts: members are not asked for.
+    // Only the counts are requested, and no members.
     assert!(with.stdout().iter().all(|line| json_of(line).get("occupancy").is_some()), "{:?}", with.stdout());
     ann.publish("room", json!({"data": "hello"})).await;
     assert_eq!(without.wait_for_stdout(1).await.len(), 1);
@@ -197,7 +197,7 @@ async fn a_token_stands_in_for_a_key_as_a_flag_and_as_a_variable() {
     };
     let (reading, writing) =
         (sign(r#"{"orders":["subscribe"]}"#, "ada").await, sign(r#"{"orders":["publish"]}"#, "bob").await);
-    // A flag beats the environment.
+    // A flag takes precedence over the environment.
     let (wrong_key, url_and_reading) =
         ([("FANFARE_KEY", "wrong.k1")], [("FANFARE_URL", &*url), ("FANFARE_TOKEN", &*reading)]);
     let by_flag =
@@ -220,7 +220,7 @@ async fn a_token_stands_in_for_a_key_as_a_flag_and_as_a_variable() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn follow_refuses_several_credentials_and_non_token_unprinted() {
-    // Nobody listens there, and nobody is asked.
+    // Address without a listener; the commands fail before they connect.
     let url = "http://127.0.0.1:1";
     let both = [("FANFARE_KEY", "hidden.k1"), ("FANFARE_TOKEN", "hidden.b.c")];
     let no_jwt = "what was given as the token is no service JWT";

@@ -1,4 +1,4 @@
-//! A stranger without the cluster's key is no peer: it gets nothing, changes nothing, and is counted.
+//! A sender without the cluster key is no peer: it gets nothing, changes nothing, and is counted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 /// Time in which no datagram must come.
 const QUIET: Duration = Duration::from_millis(300);
 const REFUSED: &str = "fanfare_peer_handshakes_refused_total";
-/// How gossip of the first version begins.
+/// First bytes of gossip, in version 1.
 const GOSSIP: [u8; 2] = [1, 3];
 
 async fn at_least(node: &Node, metric: &str, count: f64) {
@@ -35,7 +35,7 @@ async fn a_stranger_at_the_peer_port_gets_nothing() {
         let mut stranger = TcpStream::connect(peer(n0)).await.expect("the port is open");
         stranger.write_all(hello).await.expect("the node reads");
         let mut answer = Vec::new();
-        // A reset is an end as well.
+        // A reset ends the connection, too.
         timeout(SOON, stranger.read_to_end(&mut answer)).await.expect("the node ends it").ok();
         assert!(answer.len() < 10, "at most an alert of TLS: {answer:?}");
         at_least(n0, REFUSED, before + 1.0).await;
@@ -46,7 +46,7 @@ async fn a_stranger_at_the_peer_port_gets_nothing() {
     assert_eq!(subscriber.message("room").await["messages"][0]["data"], 1);
 }
 
-/// How many datagrams of gossip a node has dropped, for each reason.
+/// Gives the number of dropped gossip datagrams, by reason.
 async fn dropped(node: &Node) -> Vec<(&'static str, f64)> {
     let mut dropped = Vec::new();
     for reason in ["oversize", "malformed", "version", "misaddressed", "forged", "stale", "unproven"] {
@@ -56,7 +56,7 @@ async fn dropped(node: &Node) -> Vec<(&'static str, f64)> {
     dropped
 }
 
-/// Waits until that many more datagrams are dropped for these reasons, and none for others.
+/// Waits until exactly these further datagrams are dropped, by reason.
 async fn until_dropped(node: &Node, before: &[(&'static str, f64)], more: &[(&str, f64)]) {
     let mut expected = before.to_vec();
     for (reason, count) in &mut expected {
@@ -78,7 +78,7 @@ async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     let gossip = n0.gossip().expect("a node of a cluster");
     let socket = bind().await;
     let before = dropped(n0).await;
-    // A challenge to anybody, but for the seal.
+    // A challenge that is valid except for its seal.
     let mut challenge = vec![0; 50];
     (challenge[0], challenge[1], challenge[2]) = (1, 1, 9);
     for datagram in [vec![0; 200], vec![255; 1200], b"hello".to_vec(), vec![1; 64], challenge] {
@@ -89,8 +89,8 @@ async fn a_forged_datagram_is_dropped_and_gets_no_reply() {
     assert_eq!(n0.metric("fanfare_peers_known").await, 1.0);
 }
 
-/// Relays between a node, whoever comes to the first socket, and `node`, until it has passed on gossip to that, which it gives: of one
-/// that has sent gossip to the other, so that it believes that one.
+/// Relays gossip between `node` and the node that sends to the first socket. Ends with the first gossip to `node` after
+/// gossip in the other direction, by which `node` trusts the sender, and gives that datagram.
 async fn record(sockets: [&UdpSocket; 2], node: SocketAddr) -> Vec<u8> {
     let (mut to_node, mut back) = ([0; 65_536], [0; 65_536]);
     let (mut other, mut is_believed) = (None, false);
@@ -118,7 +118,7 @@ async fn bind() -> UdpSocket {
     UdpSocket::bind("127.0.0.1:0").await.expect("a port")
 }
 
-/// A node that has come to the one of the cluster, and gossip of it that this one has taken.
+/// Starts a node that joins through the relay; gives it with a datagram that the cluster's node has accepted.
 async fn recorded(cluster: &mut Cluster, [seed, way]: [&UdpSocket; 2]) -> (Node, Vec<u8>) {
     let gossip = cluster.nodes()[0].gossip().expect("a node of a cluster");
     let address = seed.local_addr().expect("it is bound").to_string();

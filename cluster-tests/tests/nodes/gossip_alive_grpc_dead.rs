@@ -1,4 +1,5 @@
-//! Gossip passes between two nodes and their links do not: acks do not hang, and nobody misses anything without being told.
+//! Two nodes are alive for gossip, without peer streams: acks do not hang, and no message is missed without a reported
+//! loss.
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ fn the_links_of_both() {
     });
 }
 
-/// A link that failed is not waited for, though its node lives: neither by an ack nor by an attach.
+/// Neither an ack nor an attach waits for a node whose peer streams have failed, although the node is alive.
 #[test]
 fn the_links_of_one() {
     isolated(async |network| {
@@ -74,7 +75,7 @@ async fn is_resumed(node: &Node, serial: &Value) -> bool {
     attached["resumed"] == true
 }
 
-/// A node could not tell another one that it wants a channel, and has what it publishes there itself.
+/// An unreachable node could not get the interest in a channel, and keeps its own publishes there.
 fn check_no_resume_over_unreachable_peer(cut: impl Fn(&Network, &Node, &Node) -> Vec<Cut> + Send + 'static) {
     isolated(async move |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
@@ -111,7 +112,7 @@ fn resume_is_false_while_only_a_third_node_hears_the_publisher() {
     check_no_resume_over_unreachable_peer(|network, n0, n2| network.split(&[n0.host()], &[n2.host()]));
 }
 
-/// Messages that a third node has do not stand in for a link to their publisher's node.
+/// Messages from a third node do not replace a peer stream from their origin.
 #[test]
 fn client_moving_to_a_node_that_misses_a_peer_is_not_resumed() {
     isolated(async |network| {

@@ -1,4 +1,5 @@
-//! The store of one node, copied into the database that nodes share: all that it keeps, once, however often the copy was cut short.
+//! The store of one node, copied into a shared database: everything is copied once, however often the copy was
+//! interrupted.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -14,14 +15,14 @@ use scylla::client::session::Session;
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
-/// With the hours that they are kept for.
+/// Channels, with their retention in hours.
 const CHANNELS: [(&str, u64); 4] = [("news", 72), ("orders:1", 72), ("long:chat", 240), ("brief:note", 24)];
 /// Messages of each channel on each of three days.
 const MESSAGES: usize = 1_000;
 const MESSAGES_IN_ONE: usize = 100;
 const DAY_S: i64 = 24 * 3_600;
 const HOUR_MS: u64 = 3_600_000;
-/// Nothing here is about a database that is slow.
+/// Long wait for the store, since the tests are not about a slow database.
 const STORE_WAIT_MS: u64 = 8_000;
 const COPIED_WITHIN: Duration = Duration::from_secs(120);
 
@@ -31,12 +32,12 @@ fn options() -> NodeOptions {
         .channels("pattern = \"long:*\"\nretention_hours = 240")
         .channels("pattern = \"brief:*\"\nretention_hours = 24")
         .key("k1", "secret", ALL);
-    // Longer than the test takes on a busy machine.
+    // The windows are longer than the test takes on a busy machine.
     NodeOptions::default()
         .directory(directory, KEY)
         .environment("FANFARE_NODE_ID", "n1")
         .environment("FANFARE_DRAIN_TIMEOUT", "3s")
-        // The clock of the source is set twice, and both nodes are to agree on what has expired.
+        // The clock of the source is set twice, and both nodes must agree on the expired messages.
         .limit("clock_hold_ms", 0)
         .limit("idempotency_window_ms", HOUR_MS)
         .limit("store_wait_ms", STORE_WAIT_MS)
@@ -57,7 +58,7 @@ fn publish_path(channel: &str) -> String {
     format!("/api/channels/{}/publish", fanfare_proto::path::encode_channel(channel))
 }
 
-/// Some of one day on every channel.
+/// Publishes the messages of one day on every channel.
 async fn publish_day(node: &Node, day: usize) {
     for (channel, _) in CHANNELS {
         for part in 0..MESSAGES / MESSAGES_IN_ONE {
@@ -70,7 +71,7 @@ async fn publish_day(node: &Node, day: usize) {
     }
 }
 
-/// A node whose messages are of three days, and which runs in the present at last.
+/// Gives a node with messages of three days, and its clock, which is right at last.
 async fn source() -> (Node, ShiftedClock) {
     let shifted = ShiftedClock::default();
     shifted.ahead(-2 * DAY_S);
@@ -115,21 +116,21 @@ async fn copied(from: &Node, cassandra: &Cassandra, keyspace: &str) -> String {
     copy.stdout().join("\n")
 }
 
-/// The rows that stand in the database, each with the seconds that it has left: channel, kind, time and sequence.
+/// Reads the rows of the database: channel, kind, time, sequence and remaining seconds.
 async fn rows(session: &Session, keyspace: &str) -> Vec<(String, i8, u64, i64, i32)> {
     let asked = format!("SELECT channel, kind, timestamp_ms, sequence, ttl(record) FROM {keyspace}.history");
     let Ok(found) = session.query_unpaged(asked, ()).await else { return Vec::new() };
     let found = found.into_rows_result().expect("rows");
     type Columns = (String, i8, Option<i64>, Option<i64>, Option<i32>);
     let rows = found.rows::<Columns>().expect("the columns are what they are");
-    // A partition that only has a mark has no row.
+    // A partition with nothing but a mark has no row.
     let read = |(channel, kind, at_ms, sequence, left_s): Columns| {
         Some((channel, kind, u64::try_from(at_ms?).expect("a time"), sequence?, left_s?))
     };
     rows.filter_map(|row| read(row.expect("a row"))).collect()
 }
 
-/// Kills a copy when it has written something and not all; none when it was always too fast for that.
+/// Kills a copy when it has written a part of the rows; `None` if it was always too fast for that.
 async fn cut_short(from: &Node, cassandra: &Cassandra, session: &Session) -> Option<String> {
     for _ in 0..10 {
         let keyspace = cassandra.keyspace();
@@ -144,7 +145,7 @@ async fn cut_short(from: &Node, cassandra: &Cassandra, session: &Session) -> Opt
     None
 }
 
-/// Reads the history of all channels as clients can, and one page behind a cursor of each.
+/// Reads the history of all channels as clients do, and one page after a cursor of each.
 async fn seen(node: &Node, cursors: &BTreeMap<&str, String>) -> Vec<Value> {
     let mut seen = Vec::new();
     for (channel, _) in CHANNELS {
@@ -213,7 +214,7 @@ async fn history_copy_stores_all_once_after_an_interrupted_copy() {
         "{said}"
     );
     let counts = counted(&node).await;
-    // Its last counts are stored with that.
+    // The stop stores the last counts.
     assert!(node.stop().await.success());
 
     let session = cassandra.session().await;
@@ -246,7 +247,7 @@ async fn history_copy_stores_all_once_after_an_interrupted_copy() {
     assert_eq!(rows(&session, &keyspace).await.len(), there, "the same rows");
 }
 
-/// No row is there twice, and each ends when its message was to end where it was stored.
+/// Asserts that no row is there twice, and that each expires at the time that the source has for it.
 fn assert_kept_for_their_time(rows: &[(String, i8, u64, i64, i32)]) {
     let mut names = HashSet::new();
     let now_ms = clock::now_ms();

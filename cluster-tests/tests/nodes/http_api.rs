@@ -1,4 +1,4 @@
-//! The HTTP interface: publish, history, names in paths, and what every answer carries.
+//! The HTTP interface: publish, history, names in paths, and headers of all answers.
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
@@ -420,7 +420,7 @@ async fn a_restart_keeps_history_and_time_does_not_go_back() {
     node.assert_no_panic();
 }
 
-/// The same holds for all makers of the answer: the router, the handshake before it, and the admin listener.
+/// The rule holds for all sources of answers: the router, the handshake before it, and the admin listener.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_401_says_what_it_asks_for_and_when() {
     let node = Node::start(NodeOptions::default()).await;

@@ -1,4 +1,4 @@
-//! Bounds of HTTP in memory and time: pages, answers that are not read, bodies that are not finished.
+//! Bounds of HTTP in memory and time: pages, unread answers, unfinished bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,17 +15,17 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const MESSAGE_BYTES: usize = 60_000;
-/// Records of a page, the last of them beyond it, and what stands around them.
+/// Greatest size of a page: its records, the last of them beyond the bound, and the text around them.
 const PAGE_BYTES_MAX: usize = 1024 * 1024 + 64 * 1024;
-/// Messages that are one page.
+/// Number of messages that fill one page.
 const PAGE: usize = 18;
-/// Pages that are more than the system keeps for a client that does not read.
+/// Number of pages that exceed the system's buffers for a client that does not read.
 const PAGES: usize = 12;
 const ACCOUNTS: usize = 8;
-/// Clients that would make the node hold 200 MiB of pages, and 600 MiB of bodies.
+/// Number of clients, for which the node would hold 200 MiB of pages, and 600 MiB of bodies.
 const UNREAD: usize = 200;
 const UNFINISHED: usize = 300;
-/// 64 MiB for either, and what a node holds anyway.
+/// Greatest memory: 64 MiB for pages and for bodies each, and the memory of an idle node.
 const RESIDENT_MIB_MAX: u64 = 256;
 const RECEIVE_BYTES: u32 = 128 * 1024;
 
@@ -47,7 +47,7 @@ fn key_of(account: usize) -> String {
     format!("secret.k{account}")
 }
 
-/// The key of the first is that of the node.
+/// Adds `count` accounts, the first of which has the key of the node.
 fn with_accounts(options: NodeOptions, count: usize) -> NodeOptions {
     let directory = (0..count).fold(Directory::default(), |directory, number| {
         directory.account(&format!("account-{number}")).key(&format!("k{number}"), "secret", ALL)
@@ -127,7 +127,7 @@ async fn wait_until_closed(raw: &mut Raw) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_reads_nothing_of_its_answer_is_given_up() {
     const STALL_MS: u64 = 3_000;
-    // Its system takes what it has room for, a moment after the node's has filled; the time begins there.
+    // The client's system still takes some bytes after the node's buffers are full; the timeout begins then.
     let given_up = async |mut raw: Raw, node: &Node| {
         let began = Instant::now();
         ask_for_pages(&mut raw, node).await;
@@ -152,7 +152,7 @@ async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
     let node = node_with_pages(NodeOptions::default().limit("http_stall_ms", stall_ms), PAGE).await;
     let mut raw = Raw::connect_slow(node.addr(), RECEIVE_BYTES).await;
     ask_for_pages(&mut raw, &node).await;
-    // So slowly that the node's socket does not ask for more within the time.
+    // The client reads so slowly that the node's socket does not become writable within the timeout.
     let began = Instant::now();
     while began.elapsed() < 4 * STALL {
         raw.take_in(64 * 1024).await;
@@ -166,7 +166,7 @@ async fn a_client_that_reads_slowly_gets_all_of_its_answers() {
     }
 }
 
-/// The most memory that the node has held, from the beginning of the watch on.
+/// Greatest memory of the node since the watch began.
 struct MemoryPeak {
     bytes: Arc<AtomicU64>,
     _watch: JoinSet<()>,
@@ -192,7 +192,7 @@ impl MemoryPeak {
     }
 }
 
-/// Asserts that the node serves small requests and sockets, whatever else waits.
+/// Asserts that the node serves small requests and sockets beside the waiting ones.
 async fn assert_serves(node: &Node) {
     let authorization = http::basic(&node.key());
     let headers = [("authorization", authorization.as_str())];
@@ -215,7 +215,7 @@ async fn page_of(node: &Node, key: &str) -> Response {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unread_answers_are_bounded_over_all_connections() {
-    // One account would leave most of the room free.
+    // One account would leave most of the memory budget free.
     let options = with_accounts(NodeOptions::default(), ACCOUNTS).limit("http_stall_ms", 3_000);
     let node = Arc::new(Node::start(options).await);
     let mut connection = Connection::open(node.addr()).await.expect("a connection");
@@ -270,7 +270,7 @@ async fn an_answer_without_room_is_refused_and_one_under_way_is_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_readers_of_two_accounts_block_no_answer_of_a_third() {
     const TRICKLING: usize = 24;
-    // Room for fifteen pages, of which the first account can have four and the second two.
+    // The budget holds fifteen pages, of which the first account can have four and the second two.
     let options = with_accounts(NodeOptions::default(), 3);
     let node = Node::start(options.limit("http_answers_bytes", 16 * 1024 * 1024)).await;
     let mut connection = Connection::open(node.addr()).await.expect("a connection");
@@ -315,7 +315,7 @@ async fn unfinished_bodies_are_bounded_over_all_connections() {
     let mut clients = JoinSet::new();
     for number in 0..UNFINISHED {
         let (addr, body, mut head) = (node.addr(), Arc::clone(&body), head.clone());
-        // Half of them do not say how much there is to come.
+        // Half of the bodies are chunked, without a length.
         let chunked = number % 2 == 1;
         head += &if chunked {
             format!("transfer-encoding: chunked\r\n\r\n{BODY_BYTES:x}\r\n")
@@ -324,7 +324,7 @@ async fn unfinished_bodies_are_bounded_over_all_connections() {
         };
         clients.spawn(async move {
             let mut raw = Raw::connect(addr).await;
-            // One that is refused may find the connection closed.
+            // A refused client may find the connection closed.
             let _ = raw.write(head.as_bytes()).await && raw.write(&body).await;
             raw.response(SOON).await.map(|(status, head, _)| (status, head.contains("retry-after: 1\r\n")))
         });
@@ -347,7 +347,7 @@ async fn unfinished_bodies_are_bounded_over_all_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_in_tiny_chunks_takes_no_more_than_its_bytes() {
     const BODY_BYTES: usize = 1024 * 1024;
-    // An unoptimized node takes its time for a million chunks.
+    // An unoptimized build is slow with a million chunks.
     const BODY_MS: u64 = 120_000;
     let node = Arc::new(Node::start(NodeOptions::default().limit("http_body_ms", BODY_MS)).await);
     let authorization = http::basic(&node.key());
@@ -360,7 +360,7 @@ async fn a_body_in_tiny_chunks_takes_no_more_than_its_bytes() {
     );
     let chunks = "1\r\n \r\n".repeat(BODY_BYTES);
     assert!(raw.write(head.as_bytes()).await);
-    // Each part has the time of one write.
+    // Each part must arrive within the timeout of one write.
     for part in chunks.as_bytes().chunks(BODY_BYTES / 16) {
         assert!(raw.write(part).await);
     }

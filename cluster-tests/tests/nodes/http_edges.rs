@@ -1,4 +1,4 @@
-//! Requests at the edges of HTTP: hosts, upgrades that are none, HEAD of a stream, encoded bodies, idle connections.
+//! Requests at the edges of HTTP: hosts, refused upgrades, HEAD of a stream, encoded bodies, idle connections.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -17,7 +17,7 @@ async fn node() -> Node {
     Node::start(NodeOptions::default()).await
 }
 
-/// Sends a request as it is, as the first of a connection and behind another, and gives the status and head of both answers.
+/// Sends a request as it is, first on a connection and after another one; gives status and head of both answers.
 async fn first_and_second(node: &Node, request: &str) -> [(u16, String); 2] {
     let mut first = Raw::connect(node.addr()).await;
     first.write(request.as_bytes()).await;
@@ -37,7 +37,7 @@ async fn assert_status(node: &Node, request: &str, status: u16) {
     }
 }
 
-/// Answers with a 4xx by the route that they are counted under.
+/// Counts the 4xx answers under the route.
 async fn refused(node: &Node, route: &str) -> f64 {
     node.metric(&format!("fanfare_http_requests_total{{route=\"{route}\",status=\"4xx\"}}")).await
 }
@@ -268,7 +268,7 @@ async fn an_idle_connection_has_a_time_of_its_own() {
     idle.write(REQUEST).await;
     assert_eq!(idle.response(SOON).await.expect("an answer").0, 200);
     let answered = Instant::now();
-    // Longer than a head may take.
+    // Longer than the timeout of a head.
     assert_eq!(idle.frame(Duration::from_millis(1_500)).await, Err(End::Silence));
     idle.write(REQUEST).await;
     assert_eq!(idle.response(SOON).await.expect("it is still open").0, 200);
@@ -291,7 +291,7 @@ async fn an_idle_connection_has_a_time_of_its_own() {
     );
 }
 
-/// The test takes many connections, since the system may be ready for the answer or not.
+/// The test opens many connections, since the system may be ready for the answer or not.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_is_not_served_is_answered_without() {
     const REQUEST: &[u8] =

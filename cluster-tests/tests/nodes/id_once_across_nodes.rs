@@ -1,5 +1,5 @@
-//! A message that is published again under its id, to whatever node and however soon, is delivered once and acknowledged like the
-//! first; where that cannot be known publishing goes on.
+//! A message that is published again under its id, at any node and at any time, is delivered once, and the repeat gets
+//! the same ack. If that cannot be known, publishing goes on.
 
 use std::time::{Duration, Instant};
 
@@ -60,13 +60,14 @@ async fn received_ids(socket: &mut Socket, last: &str) -> Vec<String> {
     }
 }
 
-/// The same of each, from now on: who does not answer for long is given up, and a busy machine may take long.
+/// Receives ids in the background from now on: a client that does not answer for long is closed, and a busy machine may
+/// take long.
 fn receive_in_background(subscribers: Vec<Socket>) -> JoinSet<Vec<String>> {
     let hear = |mut socket| async move { received_ids(&mut socket, "end").await };
     subscribers.into_iter().map(hear).collect()
 }
 
-/// How often a node was not waited for any more; a machine that is too busy may bring that about.
+/// Counts the claims that a peer did not answer in time, which happens on a machine that is too busy.
 async fn left_out(nodes: &[Node]) -> f64 {
     let mut sum = 0.0;
     for node in nodes {
@@ -90,7 +91,7 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
         }
         expected.push(id);
     }
-    // Known and new ones in one publish, and over HTTP to one channel and to several.
+    // Known and new ids in one publish, and over HTTP to one channel and to several.
     let known = publish(&mut publishers[0], &[message("m4"), message("m5")]).await;
     let mixed = publish(&mut publishers[1], &[message("m5"), message("new"), message("m4")]).await;
     assert_eq!([&mixed[0], &mixed[2]], [&known[1], &known[0]]);
@@ -139,7 +140,7 @@ async fn acked_ids_are_known_to_peers_after_their_node_is_killed() {
     let nodes = cluster.nodes();
     let subscribers = receive_in_background(subscribers(&nodes[1..]).await);
     let mut publishers = on_each(nodes).await;
-    // Many at a time, so that some have just been acknowledged when the node ends.
+    // Many publishes, so that some have just been acknowledged when the node is killed.
     const MESSAGES: usize = 200;
     let mut started = Vec::new();
     for number in 0..MESSAGES {
@@ -172,7 +173,7 @@ async fn a_restart_of_all_makes_nothing_forgotten() {
         let mut publisher = Socket::open(&cluster.nodes()[0], "").await;
         publish(&mut publisher, &[message("a"), message("b")]).await
     };
-    // The first one does not say anything of it.
+    // The first node is killed, so it hands nothing over.
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
     n0.kill();
     assert_eq!(n1.stop().await.code(), Some(0));
@@ -191,14 +192,14 @@ async fn stalled_node_delays_publishes_with_ids_only_briefly() {
     nodes[2].pause();
     let paused = Instant::now();
     let mut expected = Vec::new();
-    // Until the others have long been without it.
+    // Until the other nodes have declared the stalled one down, and after that.
     let mut number = 0;
     while paused.elapsed() < 2 * GOES_ON {
         let (id, at) = (format!("m{number}"), number % 2);
         let begun = Instant::now();
         let ack = publishers[at].ask(request(&[message(&id)])).await;
         let took = begun.elapsed();
-        // The outcome may be unknown; then it is published again.
+        // The outcome may be unknown; then the message is published again.
         assert!(ack["op"] == 1 || ack["code"] == 50003, "{ack}");
         assert!(took < GOES_ON + GOES_ON / 4, "{id} took {took:?}");
         for publisher in &mut publishers {
@@ -275,7 +276,7 @@ async fn publisher_order_holds_for_messages_with_and_without_ids() {
             message["id"] = json!(format!("m{number}"));
         }
         started.push(publisher.start(request(std::slice::from_ref(&message))).await);
-        // Another one publishes some of them, too: these may come from either.
+        // Another client publishes some of the ids, too; their messages may come from either.
         if number % 9 == 0 {
             contesting
                 .push(other.start(request(&[json!({"id": format!("m{number}"), "data": "other"})])).await);
@@ -310,10 +311,10 @@ async fn publisher_order_holds_for_messages_with_and_without_ids() {
 
 const SOCKETS: usize = 8;
 const TURNS: usize = 20;
-/// Publishes that a socket has under way.
+/// Number of unanswered publishes of a socket.
 const TOGETHER: usize = 25;
 
-/// How many publishes with ids are acknowledged in a second over some sockets of one node.
+/// Gives the number of publishes with ids that are acknowledged per second, over some sockets of one node.
 async fn rate(node: &Node, channel: &str) -> f64 {
     let mut sockets = tokio::task::JoinSet::new();
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Integrations as an account may read them, and queues of a node without a broker.
+//! Integrations as accounts can read them, and queues of a node without a broker.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, http};

@@ -1,5 +1,5 @@
-//! Whether many sockets are written to by one call of the kernel or each by its own makes no difference to clients, and
-//! none when that changes while messages are on their way.
+//! Writing to many sockets by one system call or by one each makes no difference to clients, nor does a change between
+//! the two while messages are on their way.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use tokio::task::JoinSet;
 const SHARDS: &str = "fanfare_io_uring_shards";
 const SUBSCRIBERS: usize = 80;
 const MESSAGES: usize = 300;
-/// Size of the data of every fifth message; the others have next to none. All together are more than the
-/// system keeps for a client that reads nothing.
+/// Size of the data of every fifth message; the others have nearly none. All together exceed the system's buffers for a
+/// client that does not read.
 const BYTES: usize = 65_000;
 
 fn options(io_uring: &str) -> NodeOptions {
@@ -26,7 +26,7 @@ fn threads() -> f64 {
     std::thread::available_parallelism().expect("a number of cores").get() as f64
 }
 
-/// Not where the system refuses them, which is only taken on machines of others.
+/// Whether the node uses io_uring. If the system refuses it, the test is skipped, which is a failure in CI.
 async fn has_rings(node: &Node) -> bool {
     let log = node.log();
     let refused = node.metric(SHARDS).await == 0.0;
@@ -61,7 +61,7 @@ async fn attached(node: &Node, raw: Raw) -> Socket {
     socket
 }
 
-/// Publishes to many who read, some who read slowly, and some who go in the middle.
+/// Publishes to many clients that read, some that read slowly, and some that disconnect meanwhile.
 async fn all_receive_all(node: &Node) {
     let mut reading = JoinSet::new();
     for _ in 0..SUBSCRIBERS {

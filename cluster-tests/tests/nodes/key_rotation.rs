@@ -1,4 +1,4 @@
-//! The key of a cluster is changed one node after the other, and the cluster stays one throughout.
+//! The key of a cluster is changed on one node after the other, and the cluster never splits.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::json;
 
 const FORGED: &str = "fanfare_gossip_dropped_total{reason=\"forged\"}";
 
-/// Each node is restarted with these keys, the first of which seals.
+/// Restarts each node with these keys, the first of which seals.
 async fn restart_all(cluster: &mut Cluster, keys: &[&str]) {
     fs::write(cluster.key_file(), keys.join("\n")).expect("the folder is writable");
     for index in 0..cluster.nodes().len() {
@@ -19,7 +19,7 @@ async fn restart_all(cluster: &mut Cluster, keys: &[&str]) {
     }
 }
 
-/// Asserts that a message published on each node comes to all.
+/// Asserts that a message of each node reaches all nodes.
 async fn assert_one(nodes: &[Node]) {
     let mut sockets = Vec::new();
     for node in nodes {
@@ -52,7 +52,7 @@ async fn a_cluster_stays_one_while_its_key_is_changed() {
     restart_all(&mut cluster, &[&old, &new]).await;
     restart_all(&mut cluster, &[&new, &old]).await;
     restart_all(&mut cluster, &[&new]).await;
-    // Who has the old one alone is nobody now.
+    // A node with the old key alone is no peer any more.
     let file = folder.path().join("old.key");
     fs::write(&file, old).expect("the folder is writable");
     let late = cluster.one_more("late").environment("FANFARE_CLUSTER_KEY_FILE", &file.to_string_lossy());

@@ -1,4 +1,4 @@
-//! History up to an attach, and what is delivered from it on, are everything, each message once.
+//! History up to an attach and the deliveries after it have every message once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use fanfare_proto::path::encode_channel;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-/// Numbers 0, 1, 2 … one after another, several under way at a time, until it is told to stop; gives how many it sent. At most
-/// 640 a second, so that the history that is read again and again does not outgrow a slow machine.
+/// Publishes 0, 1, 2 …, several under way at a time, until it is stopped; gives their count. At most 640 a second, so
+/// that the history, which is read again and again, stays small enough for a slow machine.
 async fn publish_on(mut publisher: Socket, channel: &str, stop: Arc<AtomicBool>) -> u64 {
     const UNDER_WAY: u64 = 32;
     let (mut sent, mut acked) = (0, 0);
@@ -41,7 +41,7 @@ async fn list_and_live_join_while_a_publisher_runs() {
     let options = NodeOptions::default().limit("publishes_per_second", 0);
     let mut node = Node::start(options).await;
     let channel = "list and:live";
-    // Of another start of the node, and so of numbers that an attach knows nothing of.
+    // Messages of an earlier incarnation, which the serial of the attach does not name.
     let mut before = Socket::open(&node, "").await;
     for number in 1_000_000..1_000_010 {
         before.publish(channel, json!({"data": number})).await;
@@ -58,7 +58,7 @@ async fn list_and_live_join_while_a_publisher_runs() {
     for round in 0..30 {
         let mut reader = Socket::open(&node, "").await;
         let serial = reader.attach(channel).await["serial"].as_str().expect("a serial").to_owned();
-        // Small pages, so that what is published between two of them does not move them.
+        // Small pages too, so that publishes between two pages would shift them.
         let (direction, limit) = [("backwards", 1000), ("forwards", 1000), ("backwards", 97)][round % 3];
         let query = format!("direction={direction}&limit={limit}&until={}", encode_channel(&serial));
         let mut listed = history::read_all(node.addr(), &node.key(), channel, &query).await;

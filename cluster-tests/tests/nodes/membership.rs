@@ -1,6 +1,6 @@
-//! Nodes find each other by one seed, and notice who is dead and who stands still.
+//! Nodes find each other by one seed, and notice failed and stalled nodes.
 //!
-//! The time in which they notice it is a test of `alone`.
+//! The time until they notice is a test of `alone`.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -34,7 +34,7 @@ async fn three() -> Cluster {
     cluster
 }
 
-/// Each says of itself where it is, what it speaks and how it stands, and all others say the same of it.
+/// Each node announces its addresses, versions and state, and all others report the same about it.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_facts_are_the_same_on_all_members() {
     let mut cluster = Cluster::linked(3).await;
@@ -147,7 +147,7 @@ async fn duplicate_node_id_stops_the_new_node_and_the_first_serves_on() {
         assert_eq!(times(node, "n1", PEER_DOWN), 0);
         assert_eq!(node.metric("fanfare_peers_known").await, 2.0);
     }
-    // The other one, which never served, has not left for it.
+    // The second process, which never served, must not have announced that `n1` has left.
     n1.kill();
     let later = cluster.add(|options| options).await;
     let state = async || {
@@ -158,7 +158,7 @@ async fn duplicate_node_id_stops_the_new_node_and_the_first_serves_on() {
     wait_until(SOON, "it to be dead", async || state().await == Some(json!("dead"))).await;
 }
 
-/// Also where one of the two has been linked to before they hear of each other.
+/// Also if a third node was linked to one of the two before they find each other.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_nodes_with_one_id_that_start_at_once_one_stays() {
     let mut cluster = Cluster::linked(1).await;
@@ -167,7 +167,7 @@ async fn of_two_nodes_with_one_id_that_start_at_once_one_stays() {
         let (stays, ended, log) = Node::start_one_of(options).await;
         assert_eq!(ended.code(), Some(1), "{log}");
         assert!(log.contains("duplicate node id, this node stops"), "{log}");
-        // As long as the one that ended was heard by it.
+        // The remaining process still hears of the stopped one for about this long.
         throughout(Duration::from_secs(2), async || {
             let ready = http::request(stays.admin(), "GET", "/ready", &[], "").await;
             assert_eq!(ready.status, 200, "{}", stays.log());
@@ -178,7 +178,7 @@ async fn of_two_nodes_with_one_id_that_start_at_once_one_stays() {
     }
 }
 
-/// A stop in good order is nothing to be warned of, at whichever node, and told of before the links are left.
+/// A clean stop causes no warning on any node, and is logged before the peer streams are closed.
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_node_has_left_and_no_node_logs_a_warning() {
     let mut cluster = Cluster::linked(3).await;
@@ -202,11 +202,11 @@ async fn stopped_node_has_left_and_no_node_logs_a_warning() {
         assert_eq!(warnings(node), [""; 0]);
     }
     n1.kill();
-    // By then the silence of the other one was noticed as well.
+    // By that time the silence of the left node would have been noticed as well.
     until_logged(&[n0], "n1", PEER_DOWN, 1).await;
     assert_eq!(warnings(n0).iter().find(|line| line.contains("\"n2\"")), None);
     assert_eq!(times(n0, "n2", LEFT), 4);
-    // Two threads tell of it.
+    // Two threads write these lines.
     let last = |text: &str| {
         let log = n0.log();
         let line = log.lines().rfind(|line| line.contains(text)).expect("it was told");
@@ -215,7 +215,7 @@ async fn stopped_node_has_left_and_no_node_logs_a_warning() {
     assert!(last(LEFT) <= last("peer stream closed"), "{}", n0.log());
 }
 
-/// A node that starts later hears of the goodbye from others alone.
+/// A node that starts later learns of the clean end from others alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn left_node_is_also_left_for_nodes_that_join_later() {
     let mut cluster = Cluster::linked(2).await;
@@ -229,7 +229,7 @@ async fn left_node_is_also_left_for_nodes_that_join_later() {
     };
     let expected = [(json!("n0"), json!("alive")), (json!("n1"), json!("left"))];
     wait_until(SOON, "both to stand as they are", async || states().await == expected).await;
-    // It was asked, and does not answer.
+    // The node probes the one that left, which does not answer.
     throughout(Duration::from_secs(3), async || assert_eq!(states().await, expected)).await;
     let warnings =
         later.log().lines().filter(|line| line.contains("WARN")).map(str::to_owned).collect::<Vec<_>>();
@@ -240,7 +240,7 @@ async fn left_node_is_also_left_for_nodes_that_join_later() {
 async fn node_that_fails_while_leaving_is_logged() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
-    // They are asked to go one after the other.
+    // Enough clients for the drain to take a while.
     let _clients = futures_util::future::join_all((0..300).map(|_| Socket::open(n1, ""))).await;
     n1.terminate();
     wait_until(SOON, "the other one to leave", async || {

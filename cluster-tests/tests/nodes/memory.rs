@@ -1,4 +1,5 @@
-//! A node at its ceiling of memory: further clients are refused, those that are there are served, and there is room again when they go.
+//! A node at its memory limit: new clients are refused, connected ones are served, and new ones are accepted again when
+//! they go.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::http::Connection;
@@ -20,16 +21,16 @@ const CLIENTS_MAX: usize = 200;
 fn options() -> NodeOptions {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     let options = NodeOptions::default().directory(directory, KEY).environment("FANFARE_STORE", "none");
-    // Everybody may wait for long, and nobody is ended for it.
+    // Outboxes may hold much for long, and no connection is closed for it.
     let options = options.limit("outbox_bytes", 64 * MIB).limit("outbox_stall_ms", 600_000);
-    // What waits for them is all that takes memory, and goes with them.
+    // Only the outboxes take memory, which is freed with their connections.
     let options = options.limit("ring_bytes", 0).limit("rings_bytes", 0);
-    // A connection waits for its first request until the node is full.
+    // Connections may wait with their first request until the node is full.
     let options = options.limit("header_ms", 600_000);
     options.limit("publishes_per_second", 0).limit("controls_per_second", 0)
 }
 
-/// A node that may take so much beside what it has at its start.
+/// Starts a node that may take `room_bytes` more than at its start.
 async fn node_with_room(room_bytes: u64) -> Node {
     let idle = Node::start(options().limit("memory_bytes", 1 << 40)).await;
     wait_until(SOON, "the node to be measured", async || idle.metric(USED).await > 0.0).await;
@@ -42,7 +43,7 @@ async fn node_with_room(room_bytes: u64) -> Node {
     node
 }
 
-/// A socket over a connection that takes little, or the head of the answer that refuses it.
+/// Opens a socket over a connection with a small buffer; the error is the head of the refusal.
 async fn open(node: &Node) -> Result<Socket, String> {
     let mut raw = Raw::connect_slow(node.addr(), 4 * 1024).await;
     match raw.upgrade("/realtime", &[("authorization", &http::basic(KEY))]).await {
@@ -60,7 +61,7 @@ async fn reasons(node: &Node) -> serde_json::Value {
     ready.json()["reasons"].clone()
 }
 
-/// Clients that read nothing, each with a backlog of its own, until one is refused: with the answer to that one.
+/// Connects clients that do not read, each with a backlog of its own, until one is refused; gives that answer, too.
 async fn fill(node: &Node, publisher: &mut Socket) -> (Vec<Socket>, String) {
     let mut clients = Vec::new();
     loop {
@@ -114,7 +115,7 @@ async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
     assert_eq!(reader.message("room").await["messages"][0]["data"], 2);
 
     drop(clients);
-    // The allocator gives freed memory back as its threads go on, which at rest they do every few seconds.
+    // The allocator frees memory as its threads run, which on an idle node is every few seconds.
     wait_until(3 * SOON, "room", async || reasons(&node).await == json!(null)).await;
     let mut back = open(&node).await.expect("there is room again");
     back.attach("room").await;
@@ -125,7 +126,7 @@ async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_client_over_the_memory_budget_gets_503() {
     let tls = Tls::default();
-    // Less than a node takes at its start.
+    // Less than the memory of a node at its start.
     let node = Node::start(tls.node().limit("memory_bytes", MIB)).await;
     wait_until(SOON, "the node to look", async || reasons(&node).await == json!(["memory"])).await;
     let mut raw = tls.raw(node.addr()).await;

@@ -1,4 +1,4 @@
-//! Metric rows: what is counted, for whom, and what a restart makes of it.
+//! Metric rows: counts, their accounts, and their continuation after a restart.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const OTHER_KEY: &str = "secret.k2";
-/// Within this time a count is where no end of the process can take it.
+/// Greatest time until a count is stored, so that it survives the end of the process.
 const STORED_WITHIN: Duration = Duration::from_secs(5);
 
 fn options() -> NodeOptions {
@@ -39,7 +39,7 @@ async fn series(node: &Node, key: &str, query: &str) -> Vec<Value> {
     body["series"].as_array().expect("a list").clone()
 }
 
-/// Count and bytes of a kind over all minutes that the window of an hour has.
+/// Gives count and bytes of a kind over all minutes of the last hour.
 async fn total(node: &Node, key: &str, kind: &str) -> (u64, u64) {
     let rows = series(node, key, "").await;
     let of_kind = rows.iter().filter(|row| row["kind"] == kind);
@@ -61,7 +61,7 @@ async fn messages_count_with_their_sizes_for_the_account_they_are_of() {
 
     // name "n" 3, data 7, extras 7: four deliveries.
     publish(&node, KEY, r#"{"name":"n", "data":{"x": 1}, "extras":{"h":2}}"#).await;
-    // Twice data 2; the repeat is acked and counts no more.
+    // Two messages of data 2 each; the repeat is acked and not counted.
     let batch = r#"[{"data":12},{"data":34,"id":"own"}]"#;
     publish(&node, KEY, batch).await;
     publish(&node, KEY, r#"{"data":34,"id":"own"}"#).await;
@@ -139,7 +139,7 @@ async fn requests_tokens_and_reads_are_counted() {
 
     assert_eq!(total(&node, KEY, "token").await, (1, 0));
     assert_eq!(total(&node, KEY, "history-read").await, (1, page.body.len() as u64));
-    // A publish, a page, and this and the two requests before it.
+    // A publish, a page, this request and the two before it.
     assert_eq!(total(&node, KEY, "api").await, (5, 0));
     assert_eq!(total(&node, OTHER_KEY, "token").await, (0, 0));
 }

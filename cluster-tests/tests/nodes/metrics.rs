@@ -1,4 +1,4 @@
-//! Metrics of `/metrics`: they keep to the conventions of Prometheus and are true.
+//! Metrics of `/metrics`: they follow the conventions of Prometheus and are true.
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::directory::ALL;
@@ -13,9 +13,9 @@ const KEY: &str = "secret.k1";
 const CATALOGUE: &str = include_str!("../../../deploy/check/metrics.txt");
 /// Units that a name may end with.
 const UNITS: [&str; 2] = ["_seconds", "_bytes"];
-/// Units that none may have: those above are the base ones.
+/// Units that no name may have, since those above are the base units.
 const NO_UNITS: [&str; 5] = ["_ms", "_milliseconds", "_kilobytes", "_kb", "_mb"];
-/// Metrics of a node with a broker alone, or of one with a failed target.
+/// Metrics that only a node with a broker or with a failed target has.
 const SELDOM: [&str; 5] = [
     "fanfare_broker_checks_total",
     "fanfare_broker_refusals_total",
@@ -43,7 +43,7 @@ async fn until_metric(node: &Node, name: &str, is_good: impl Fn(f64) -> bool) {
     wait_until(SOON, name, async || is_good(node.metric(name).await)).await;
 }
 
-/// Two nodes with everything that has metrics but a broker, and something of everything done.
+/// Starts two nodes with everything that has metrics except a broker, and uses all of it.
 async fn busy_cluster(tls: &Tls, receiver: &Receiver) -> Cluster {
     let hook = format!("kind = \"webhook\"\nurl = \"{}\"\nsecret = \"hush\"", receiver.url());
     let with_hook = Directory::default().account("acme").integration("hook", &hook).key("k1", "secret", ALL);
@@ -167,7 +167,7 @@ async fn draining_node_reports_its_remaining_connections() {
     }
     assert_eq!(node.metric("fanfare_drain_connections").await, 0.0, "it does not drain");
     assert_eq!(node.operate("POST", "/drain").await.status, 202);
-    // Those who do not go are closed a second after they were asked, so some may be gone.
+    // Clients that do not disconnect are closed a second after the request, so some may be gone.
     until_metric(node, "fanfare_drain_connections", |left| (1.0..=100.0).contains(&left)).await;
     assert_eq!(node.metric("fanfare_draining").await, 1.0);
     drop(sockets);
@@ -215,7 +215,7 @@ async fn stalled_peer_shows_peer_stream_lag() {
     assert!(node.metric(lag).await < 1.0);
     peer.pause();
     here.start(json!({"op": 13, "channel": "room", "data": "x".repeat(1_000)})).await;
-    // A peer that is silent for longer is given up, so one page must have them all.
+    // A peer that is silent for longer is declared down, so one page must have all values.
     wait_until(SOON, "a message that waits and lags", async || {
         let [bytes, items, lag] = node.metrics([bytes, items, lag]).await;
         bytes >= 1_000.0 && items >= 1.0 && lag > 0.1

@@ -1,4 +1,4 @@
-//! Nodes of two minors of the protocol between nodes are one cluster: what the older one does not know it passes over.
+//! Nodes of two minor versions of the peer protocol are one cluster: the older ones ignore unknown parts.
 
 use std::cell::Cell;
 
@@ -8,7 +8,7 @@ use fanfare_cluster_tests::roaming::{NodeSelector, Publisher, Subscriber};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::json;
 
-/// Every second node speaks the minor that comes after this one.
+/// Starts a cluster in which every second node speaks the next minor version.
 async fn mixed(count: usize) -> Cluster {
     let index = Cell::new(0);
     Cluster::linked_with(count, |options| {
@@ -50,11 +50,11 @@ async fn they_route_resume_and_leave_among_each_other() {
         }
         for subscriber in &mut subscribers {
             subscriber.read_to(&all(&publishers)).await;
-            // The next node gives it what it misses.
+            // The missed messages come from the next node.
             subscriber.leave();
         }
     }
-    // Of each minor one leaves to the other.
+    // A node of each minor version drains, and its clients move to another node.
     roaming.turn_to(&[nodes[2].addr()]);
     publishers.drain(..2);
     for index in [1, 0] {
@@ -101,7 +101,7 @@ async fn mixed_versions_share_presence_counts_and_message_ids() {
         serials.push(socket.ask(publish).await["serials"].clone());
     }
     assert!(serials[0].is_array() && serials.iter().all(|serial| *serial == serials[0]), "{serials:?}");
-    // Asked in the next minor and in this one.
+    // Requests of the next minor version and of this one.
     for (asked, closed) in [(1, 0), (0, 1)] {
         let path = format!("/api/clients/c{closed}/connections/close");
         assert_eq!(ask(asked, "POST", &path).await, json!({"closed": 1}));

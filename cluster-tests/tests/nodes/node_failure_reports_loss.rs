@@ -16,7 +16,7 @@ async fn until_down(node: &Node, other: &str) {
     wait_until(SOON, "the death to be known", async || is_dead()).await;
 }
 
-/// The next message, which must have this data, after any loss.
+/// Reads the next message, which must have this data, after any reported loss.
 async fn next_message(socket: &mut Socket, data: i32) -> Value {
     let frame = socket.find("a message", |frame| frame["op"] == 13).await;
     assert_eq!(frame["messages"][0]["data"], data, "{frame}");
@@ -30,7 +30,7 @@ async fn attach_after(node: &Node, serial: &Value) -> (Socket, Value) {
     (socket, attached)
 }
 
-/// Gives the loss that the client must be told first: its channel and serial.
+/// Reads the loss that must be reported first; gives its channel and serial.
 async fn next_loss(socket: &mut Socket) -> (Value, Value) {
     let frame = socket.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
     assert_eq!((&frame["op"], &frame["resumed"]), (&json!(9), &json!(false)), "{frame}");
@@ -118,7 +118,7 @@ async fn resume_over_sequence_gaps_after_node_failure_repeats_nothing() {
     }
 }
 
-/// First the node that is killed has published in another channel; else another node was killed before.
+/// With `is_first` the killed node has published in another channel; else another node was killed before.
 async fn check_resume_over_sequence_gaps(is_first: bool) {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes().first_chunk_mut().expect("three nodes were started");
@@ -252,7 +252,7 @@ fn messages_acked_behind_a_partition_are_reported_lost_to_all() {
         publisher.publish("room", json!({"data": 2})).await;
         until_down(n1, "n0").await;
         let (_, loss_serial) = next_loss(&mut there).await;
-        // Nobody knows whether more was published, and whether it comes yet.
+        // It is unknown whether more was published, and whether it still comes.
         for node in [&*n1, &*n2] {
             assert_eq!(attach_after(node, &serial).await.1["resumed"], false);
             assert_eq!(attach_after(node, &loss_serial).await.1["resumed"], false);
@@ -270,7 +270,7 @@ fn messages_acked_behind_a_partition_are_reported_lost_to_all() {
         }
         let (_, attached) = attach_after(n1, &fresh.attach("room").await["serial"]).await;
         assert_eq!(attached["resumed"], true, "what comes now is whole");
-        // It may not have found the others yet; then they are told when it has.
+        // The publishing node may not have found the others yet; then they report a loss when it has.
         let mut publisher = Socket::open(n0, "").await;
         publisher.publish("room", json!({"data": 3})).await;
         let received = there.find("a message or a loss", |frame| frame["op"] == 13 || frame["op"] == 9).await;
@@ -282,7 +282,7 @@ fn messages_acked_behind_a_partition_are_reported_lost_to_all() {
     });
 }
 
-/// The node behind the partition may have published there since it was heard last.
+/// The partitioned node may have published after its last sign of life.
 #[test]
 fn loss_behind_partition_is_reported_without_earlier_publishes() {
     isolated(async |network| {
@@ -304,7 +304,7 @@ fn loss_behind_partition_is_reported_without_earlier_publishes() {
     });
 }
 
-/// A node that nobody has told of others serves at once.
+/// A node that has not discovered its peers serves at once.
 #[test]
 fn publishes_of_undiscovered_incarnation_are_reported_as_loss() {
     isolated(async |network| {
@@ -326,7 +326,8 @@ fn publishes_of_undiscovered_incarnation_are_reported_as_loss() {
             wait_until(SOON, "it to have found the other", is_linked).await;
         }
         publisher.publish("room", json!({"data": 2})).await;
-        // The end of the former run may be told for itself: it was killed before it had said that nothing waited there.
+        // The end of the former incarnation may be reported by itself, if that was killed before it had announced that
+        // no message was waiting there.
         let frame = there.find("a message", |frame| frame["op"] == 13).await;
         assert_eq!(frame["messages"][0]["data"], 2, "{frame}");
     });
@@ -353,7 +354,7 @@ async fn under_load_nothing_is_missed_silently() {
     cluster.until_linked().await;
     publishers.until_acked(LOAD).await;
     let mut acknowledged = publishers.end().await;
-    // What the dead one acknowledged last may be missing, and that was told.
+    // The last acknowledged messages of the failed node may be missing, as reported.
     acknowledged.retain(|(from, _), _| *from != 2);
     for subscriber in subscribers {
         let (name, received) = (subscriber.name.clone(), subscriber.settle(&acknowledged).await);

@@ -1,5 +1,5 @@
-//! A token request is good for one token in the whole cluster, whatever node it comes to, who is killed, starts, joins or goes
-//! meanwhile; where that cannot be known no token is issued.
+//! A token request is good for one token in the whole cluster, at any node, over failures, restarts, joins and drains.
+//! If that cannot be known, no token is issued.
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::clock::{self, ShiftedClock};
@@ -11,7 +11,7 @@ const KEY: &str = "secret.k1";
 const USED: &str = "token request nonce has been used";
 const UNAVAILABLE: &str = "token requests cannot be recorded at present";
 
-/// A signed TokenRequest as it is posted.
+/// Makes a signed TokenRequest in the form of its POST body.
 fn request() -> String {
     let params = TokenParams { timestamp_ms: Some(clock::now_ms()), ..TokenParams::default() };
     let request = sign::token_request(&KEY.parse().expect("a key"), params).expect("a request");
@@ -22,7 +22,7 @@ async fn exchange(node: &Node, request: &str) -> Response {
     http::request(node.addr(), "POST", "/keys/k1/requestToken", &[], request.to_owned()).await
 }
 
-/// A request that is granted, perhaps after others that too few nodes have remembered in time.
+/// Exchanges a request that is granted, perhaps after others that too few nodes have remembered in time.
 async fn assert_granted(node: &Node, what: &str) -> String {
     wait_for(SOON, what, async || {
         let request = request();
@@ -56,7 +56,7 @@ async fn at_most_one_of_all_nodes_issues_a_token() {
         assert!(tokens <= 1, "{round}: {answers:?}");
         granted += tokens;
         for answer in answers.iter().filter(|answer| answer.status != 200) {
-            // A machine that is too busy to answer in time issues none either.
+            // A machine that is too busy to answer in time issues no token either.
             let refused = (answer.status, answer.error());
             assert!(refused == (401, USED.into()) || refused == (503, UNAVAILABLE.into()), "{refused:?}");
         }
@@ -99,7 +99,7 @@ async fn joining_node_knows_nonces_used_before() {
     cluster.add(|options| options).await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     used.push(assert_granted(n2, "as soon as it is ready").await);
-    // Nobody else can tell it.
+    // No other node is left to ask.
     n0.kill();
     n1.kill();
     for request in &used {
@@ -112,7 +112,7 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
     let mut cluster = Cluster::linked(3).await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     let used = assert_granted(n1, "three nodes").await;
-    // Who was seen is kept by now.
+    // The node has stored the peers that it has seen.
     wait_until(SOON, "both to be kept", async || {
         let kept = std::fs::read_to_string(n2.data_dir().join("peers.json")).unwrap_or_default();
         kept.contains("n0") && kept.contains("n1")
@@ -124,7 +124,7 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
     n2.restart().await;
     assert_refused(n2, &request(), 503, UNAVAILABLE, "started again").await;
     assert_refused(n2, &used, 401, USED, "what it knows it says").await;
-    // Nobody is where the seed was.
+    // The address of the former seed has no node any more.
     n1.set_environment("FANFARE_SEED", &n2.gossip().expect("a node of a cluster").to_string());
     n1.restart().await;
     wait_until(SOON, "two of three to be a majority", async || {
@@ -134,7 +134,7 @@ async fn a_minority_issues_nothing_not_even_after_a_restart() {
     assert_refused(n1, &used, 401, USED, "together").await;
 }
 
-/// A node that was down while this one stopped got no nonces from it, so this one cannot learn them there.
+/// A node that was down while this one stopped did not get its nonces, so this one cannot learn them there.
 #[tokio::test(flavor = "multi_thread")]
 async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
     let mut cluster = Cluster::linked(3).await;
@@ -154,7 +154,7 @@ async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
             assert_refused(node, request, 401, USED, "used before").await;
         }
     }
-    // The one that stops last needs nobody.
+    // The node that stops last has no peer to hand over to.
     assert_eq!(n0.stop().await.code(), Some(0));
     assert_eq!(n1.stop().await.code(), Some(0));
     n1.restart().await;
@@ -175,7 +175,7 @@ async fn nodes_that_have_not_learned_nonces_issue_no_token() {
     let used = assert_granted(n0, "alone").await;
     assert_eq!(n0.stop().await.code(), Some(0));
     for node in [&mut *n1, &mut *n2] {
-        // Nobody is where the seed was.
+        // The address of the seed has no node.
         node.set_environment("FANFARE_SEED", "127.0.0.1:1");
     }
     for is_killed in [true, false] {
@@ -225,7 +225,7 @@ async fn node_with_a_wrong_clock_issues_no_tokens() {
     cluster.until_linked().await;
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     assert_granted(n1, "its clock is right").await;
-    // Within what a request may be old.
+    // Less than the greatest age of a request.
     shifted.ahead(90);
     assert_refused(n1, &request(), 503, UNAVAILABLE, "its clock is wrong").await;
     for node in [n0, n2] {
@@ -240,7 +240,7 @@ fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
         let nodes = cluster.nodes();
         let mut used = vec![assert_granted(&nodes[0], "three nodes").await];
         let cuts = cut_off(&network, nodes);
-        // Nobody is held for dead yet.
+        // No node has been declared down yet.
         let both = request();
         let (alone, together) = tokio::join!(exchange(&nodes[0], &both), exchange(&nodes[1], &both));
         assert_eq!((alone.status, alone.error().as_str()), (503, UNAVAILABLE));
@@ -249,7 +249,7 @@ fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
         for node in &nodes[1..] {
             used.push(assert_granted(node, "two of three").await);
         }
-        // The first node hears of this one only when the cut is healed.
+        // The first node learns of this nonce only after the partition.
         let unheard = assert_granted(&nodes[1], "two of three").await;
         assert_refused(&nodes[0], &request(), 503, UNAVAILABLE, "one of three").await;
         assert_refused(&nodes[0], &used[0], 401, USED, "what it knows it says").await;

@@ -1,4 +1,4 @@
-//! How many are at a channel: counted on one node, summed over all, and told which of the two.
+//! Occupancy of a channel: counted on one node, or summed over all, with a source that says which.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 const KEY: &str = "secret.k1";
-/// May listen everywhere, and publish nowhere.
+/// Key that may subscribe everywhere, and publish nowhere.
 const READER: &str = "secret.reader";
 const WRITER: &str = "secret.writer";
 const MEMBER: &str = "secret.member";
@@ -23,7 +23,7 @@ fn directory() -> Directory {
     directory_with(ALL)
 }
 
-/// With this capability of [`KEY`].
+/// Makes a directory in which [`KEY`] has this capability.
 fn directory_with(capability: &str) -> Directory {
     Directory::default()
         .account("acme")
@@ -94,7 +94,7 @@ async fn one_node_counts_by_mode_and_capability() {
     assert_eq!(occupancy(&node, "room").await, details("room", [6, 4, 3, 2], "cluster"));
     assert_eq!(get(&node, "room", OTHER).await.json(), details("room", [1, 1, 1, 0], "cluster"));
 
-    // A further attach changes what a connection is counted as, to nothing that is delivered and back.
+    // A further attach replaces the modes of a connection in the counts.
     for (modes, at) in [
         (["publish"], [6, 4, 2, 2]),
         (["publish"], [6, 4, 2, 2]),
@@ -110,7 +110,7 @@ async fn one_node_counts_by_mode_and_capability() {
     drop(open.remove(3));
     until_occupied(&node, [4, 2, 2, 2], "cluster").await;
     open.clear();
-    // The members have their grace.
+    // The members remain for the presence timeout.
     until_occupied(&node, [0, 0, 0, 2], "cluster").await;
 }
 
@@ -144,7 +144,7 @@ async fn path_names_the_channel_and_needs_a_capability() {
         assert_eq!((answer.status, answer.json()), (200, details(name, [1, 1, 1, 0], "cluster")), "{path}");
         assert!(answer.header("x-service-node-id").is_some());
     }
-    // A path that names an operation still does.
+    // A path with the name of an operation after a channel still means the operation.
     assert_eq!(get(&node, "room/history", KEY).await.json(), json!({"messages": []}));
     assert_eq!(get(&node, "room/presence", KEY).await.json()["members"], json!([]));
     for (path, key, status) in [
@@ -204,7 +204,7 @@ async fn node_that_does_not_answer_leaves_the_own_count() {
     let asked = Instant::now();
     assert_eq!(occupancy(n0, "room").await, details("room", [1, 1, 1, 0], "node"));
     assert!(asked.elapsed() < Duration::from_secs(2), "{:?}", asked.elapsed());
-    // Once it is dead for the others nobody waits for it.
+    // A node that is declared down is not waited for.
     until_occupied(n0, [2, 2, 2, 0], "cluster").await;
     n2.kill();
     n1.kill();
@@ -233,7 +233,7 @@ async fn attach_with_occupancy_gets_the_counts_and_changes() {
     let mut first = watching(&node, "").await;
     until_occupancy(&mut first, [1, 1, 1, 0], "cluster").await;
     let mut second = watching(&node, "?format=msgpack").await;
-    // The count before, and then the present one.
+    // The notice with the former count, and then the one with the present count.
     until_occupancy(&mut second, [2, 2, 2, 0], "cluster").await;
     until_occupancy(&mut first, [2, 2, 2, 0], "cluster").await;
     let reader = attached(&node, READER, &["subscribe"]).await;
@@ -244,7 +244,7 @@ async fn attach_with_occupancy_gets_the_counts_and_changes() {
     drop(reader);
     until_occupancy(&mut first, [2, 2, 2, 1], "cluster").await;
     until_occupancy(&mut second, [2, 2, 2, 1], "cluster").await;
-    // A further attach without it ends it, as a detach does.
+    // A further attach without occupancy ends the notices, as a detach does.
     second.attach("room").await;
     first.ask(json!({"op": 10, "channel": "room"})).await;
     let third = watching(&node, "").await;
@@ -297,7 +297,8 @@ async fn occupancy_of_three_nodes_is_reported_on_each() {
     until_occupancy(&mut watchers[0], [2, 2, 2, 0], "cluster").await;
 }
 
-/// An account whose webhooks are told of occupancy: one of everything on `room`, and one of what all are told of.
+/// An account with two webhooks: `asks` gets all events of `room`, occupancy included, and `other` gets the default
+/// events.
 fn hooked(options: NodeOptions, asks: &Receiver, other: &Receiver) -> NodeOptions {
     let hook = |receiver: &Receiver, more: &str| {
         format!("kind = \"webhook\"\nurl = \"{}\"\nsecret = \"hush\"\n{more}", receiver.url())
@@ -311,7 +312,7 @@ fn hooked(options: NodeOptions, asks: &Receiver, other: &Receiver) -> NodeOption
     options.directory(directory, KEY).environment("FANFARE_WEBHOOK_ALLOW", "127.0.0.1")
 }
 
-/// The events in their order: the source, and of whichever node.
+/// Gives source and node of the events, in their order.
 fn sources(receiver: &Receiver) -> Vec<(String, String)> {
     let text = |envelope: &Value, name: &str| envelope[name].as_str().expect("a text").to_owned();
     let received = receiver.received();
@@ -353,7 +354,7 @@ async fn integration_gets_channel_occupied_and_vacated_events() {
     drop(second);
     let notices = [("channel.occupied", "n0"), ("channel.message", "n0"), ("channel.vacated", "n0")];
     until_sources(&asks, &notices).await;
-    // The other one is told of what all are told.
+    // The other webhook gets the default events alone.
     until_sources(&other, &[("channel.message", "n0")]).await;
     node.assert_no_panic();
 }
@@ -375,7 +376,7 @@ async fn first_and_last_client_of_three_nodes_are_reported_once() {
     until_sources(&asks, &[("channel.occupied", "n0")]).await;
     let second = attached(&nodes[1], KEY, &["publish"]).await;
     let mut last = attached(&nodes[2], KEY, &["presence"]).await;
-    // All of them know that it was told, and those that are left know no more.
+    // All nodes know that the event was sent, so the remaining ones do not send it again.
     until_known(nodes, [1, 1, 1]).await;
     drop(first);
     until_known(nodes, [0, 1, 1]).await;

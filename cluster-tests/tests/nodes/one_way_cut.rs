@@ -1,4 +1,4 @@
-//! Packets get lost on the way from one node to another, and on no other way: nobody misses anything without being told.
+//! Packets from one node to another are lost, in that direction alone: no message is missed without a reported loss.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use fanfare_cluster_tests::traffic::{LOAD, Publishers, Subscriber, assert_conver
 use fanfare_cluster_tests::waits::fault_lasts;
 use fanfare_cluster_tests::{SOON, wait_until};
 
-/// Longer than it takes to hold a node for dead.
+/// Time of a cut, longer than a node takes to be declared down.
 const CUT_FOR: Duration = Duration::from_secs(4);
 
 fn cut_from(from: usize, to: usize) {
@@ -22,7 +22,7 @@ fn cut_from(from: usize, to: usize) {
             let is_down = async || node.metric("fanfare_peers_known").await == 1.0;
             wait_until(SOON, "the link to be down", is_down).await;
         }
-        // What comes in the midst of it has the same promise, and so has who moves.
+        // A client that connects during the cut, or moves, has the same promise.
         fault_lasts(CUT_FOR / 2).await;
         let moving = Subscriber::on(&nodes[from], "from one side to the other").await;
         fault_lasts(CUT_FOR / 2).await;

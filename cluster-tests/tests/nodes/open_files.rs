@@ -1,5 +1,5 @@
-//! A node at its ceiling of open files or connections: HTTP, operators and open sockets are served, and a connection too many is
-//! refused at once.
+//! A node at its limit of open files or connections: HTTP, operators and open sockets are served, and one connection
+//! too many is refused at once.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use serde_json::json;
 
 const KEY: &str = "secret.k1";
 const OPEN_FILES: u64 = 256;
-/// A half of the files is kept for the node itself, and an eighth of the others for HTTP.
+/// Number of sockets: half of the files are reserved for the node itself, and an eighth of the others for HTTP.
 const SOCKETS: usize = 80;
-/// Far less than a silent client has for its request.
+/// Far less than the timeout of a silent client.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 fn options() -> NodeOptions {
     NodeOptions::default().directory(Directory::default().account("acme").key("k1", "secret", ALL), KEY)
 }
 
-/// A socket, or the head of the answer that refuses it.
+/// Opens a socket; the error is the head of the refusal.
 async fn open(node: &Node) -> Result<Socket, String> {
     let mut raw = Raw::connect(node.addr()).await;
     match raw.upgrade("/realtime", &[("authorization", &http::basic(KEY))]).await {
@@ -31,7 +31,7 @@ async fn open(node: &Node) -> Result<Socket, String> {
     }
 }
 
-/// Opens sockets until the node takes no more.
+/// Opens sockets until the node refuses one.
 async fn fill(node: &Node) -> Vec<Socket> {
     let mut sockets = Vec::new();
     while let Ok(socket) = open(node).await {
@@ -56,7 +56,7 @@ async fn status(node: &Node) -> String {
     ready["status"].as_str().expect("a status").to_owned()
 }
 
-/// Publishing and reading over HTTP, each within its time.
+/// Asserts that publishing and reading over HTTP work, each within its time.
 async fn assert_serves_http(node: &Node, channel: &str) {
     let authorization = http::basic(KEY);
     let headers = [("authorization", authorization.as_str())];
@@ -159,7 +159,7 @@ async fn silent_connections_leave_the_others_served_and_are_refused() {
     socket.attach("room").await;
     let ended = early.request("GET", "/health", &[], "").await.expect("an answer");
     assert_eq!((ended.status, ended.header("connection")), (200, Some("close")), "it makes room");
-    // Each connection wakes the thread about once, and nothing else does.
+    // The thread is woken about once for each connection, and by nothing else.
     let times = node.woken("accept") - woken;
     assert!(times < 20, "the accepting thread was woken {times} times");
 
@@ -173,7 +173,7 @@ async fn silent_connections_leave_the_others_served_and_are_refused() {
 async fn a_connection_that_finds_no_file_is_refused_at_once() {
     let node = Node::start(options()).await;
     let before = node.allow_no_further_file();
-    // The number of free files among those of the process.
+    // Uses up the free file numbers below the highest one of the process.
     let sockets = fill(&node).await;
     let (status_now, ..) =
         Raw::connect(node.addr()).await.response(AT_ONCE).await.expect("an answer at once");

@@ -24,7 +24,7 @@ async fn a_drain_that_is_asked_for_ends_the_node_as_a_signal_does() {
     assert_eq!(node.ended().await.code(), Some(0));
 }
 
-/// The names behind `# TYPE` and those behind `# HELP`.
+/// Gives the names in the `# TYPE` lines, and those in the `# HELP` lines.
 async fn described(node: &Node) -> [BTreeSet<String>; 2] {
     let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
     let page = String::from_utf8(page.body.to_vec()).expect("text");

@@ -1,4 +1,4 @@
-//! Messages of one publisher come in their order on every node, also when it goes on at another node.
+//! Messages of one publisher arrive in order on every node, also if it continues at another node.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use fanfare_cluster_tests::{Node, Socket};
 use serde_json::json;
 
 const MESSAGES: u64 = 300;
-/// An ack that is quicker has not given up waiting for anybody.
+/// An ack within this time has waited for all peers.
 const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 
 async fn received_number(socket: &mut Socket) -> u64 {
@@ -16,8 +16,8 @@ async fn received_number(socket: &mut Socket) -> u64 {
     frame["messages"][0]["data"].as_u64().expect("a number")
 }
 
-/// One publisher goes from node to node with each message. Returns what a subscriber on each node has heard
-/// of it, and the messages that had a late ack.
+/// One publisher changes the node with each message. Returns the numbers that a subscriber on each node has received,
+/// and those with a late ack.
 async fn from_node_to_node(nodes: &[Node]) -> (Vec<Vec<u64>>, HashSet<u64>) {
     let (mut publishers, mut subscribers) = (Vec::new(), Vec::new());
     for node in nodes {
@@ -45,9 +45,8 @@ async fn from_node_to_node(nodes: &[Node]) -> (Vec<Vec<u64>>, HashSet<u64>) {
     (all, late)
 }
 
-/// An ack does not wait for a node that cannot be reached or does not confirm within a second, and what that
-/// one lacks it gets later. Such a message is in order with those of its own node; all others are in order on
-/// every node.
+/// An ack does not wait for a node that is unreachable or does not ack within a second; that node gets the message
+/// later. Such a message is in order with those of its own origin. All others are in order on every node.
 #[tokio::test(flavor = "multi_thread")]
 async fn acked_messages_precede_later_publishes_on_other_nodes() {
     let mut cluster = Cluster::linked(3).await;

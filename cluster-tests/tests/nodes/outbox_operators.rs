@@ -1,4 +1,4 @@
-//! `fanfare outbox` with a running node, and with the data folder of one that does not run.
+//! `fanfare outbox` with a running node, and with the data folder of a stopped one.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ async fn publish(node: &Node, data: u64) {
     assert_eq!(answer.status, 200);
 }
 
-/// The exit code, and the lines of stdout.
+/// Runs the command; gives the exit code and the lines of stdout.
 async fn outbox(node: &Node, arguments: &[&str]) -> (Option<i32>, Vec<String>) {
     let folder = node.data_dir().to_str().expect("a path in UTF-8");
     let environment = [("FANFARE_WEBHOOK_ALLOW", "127.0.0.1"), ("FANFARE_DATA_DIR", folder)];

@@ -1,4 +1,5 @@
-//! Nodes with certificates of the operator: whoever has none of that CA is no peer, though it has the cluster's key.
+//! Nodes with certificates of the operator: a node without a certificate of that CA is no peer, even with the cluster
+//! key.
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
@@ -8,10 +9,10 @@ use tempfile::TempDir;
 
 const NAME: &str = "peer.fanfare.internal";
 const REFUSED: &str = "fanfare_peer_handshakes_refused_total";
-/// More than one attempt of each lane.
+/// Number of attempts, more than one for each peer stream.
 const ATTEMPTS: f64 = 6.0;
 
-/// A CA, and a certificate of it for whoever it vouches for.
+/// A CA with certificates for nodes.
 struct Authority(TempDir);
 
 impl Authority {
@@ -38,7 +39,7 @@ impl Authority {
     }
 }
 
-/// Whether the node has met the other one, without a link to it.
+/// Whether the node knows the other one without a peer stream.
 async fn knows_unlinked(node: &Node, other: &str) -> bool {
     let answer = node.operate("GET", "/debug/members").await;
     let view: Value = serde_json::from_slice(&answer.body).expect("the view is JSON");

@@ -1,5 +1,5 @@
-//! One node is cut off from two others: both sides go on serving, and when the cut is healed nobody has missed anything without
-//! being told, and who is present is the same everywhere soon.
+//! One node is cut off from two others: both sides go on serving. After the partition no message was missed without a
+//! reported loss, and all nodes soon have the same members.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 const A_WHILE: Duration = Duration::from_secs(2);
 /// Greatest time from the end of the partition until all nodes have the same members.
 const CONVERGED_WITHIN: Duration = Duration::from_secs(5);
-/// Time after it in which no further event must come.
+/// Time after that in which no further event must come.
 const QUIET: Duration = Duration::from_secs(3);
 const ROOM: &str = "room";
 
@@ -32,7 +32,7 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
         publishers.until_acked(LOAD).await;
         let cuts = cut_off(&network, nodes);
         until_peers_down(nodes).await;
-        // To the other side, to their own, and back when it is over.
+        // Subscribers move to the other side of the partition, to their own side, and back afterwards.
         for (at, subscriber) in moving.into_iter().enumerate() {
             let received = subscriber.leave().await;
             subscribers.push(Subscriber::after(&nodes[(at + 1) % 3], "moved", received).await);
@@ -63,7 +63,7 @@ fn again_and_again() {
             let cuts = cut_off(&network, cluster.nodes());
             fault_lasts(Duration::from_millis(1_000 * seconds + 200)).await;
             drop(cuts);
-            // What comes in the midst of the healing, too.
+            // Faults and clients during the recovery, too.
             pace(Duration::from_millis(300 * seconds)).await;
             let fresh = Subscriber::on(&cluster.nodes()[seconds as usize % 3], "came as it was healed").await;
             subscribers.push(fresh);
@@ -82,8 +82,8 @@ async fn is_listed(node: &Node, expected: &BTreeMap<String, Value>) -> bool {
         == *expected
 }
 
-/// The members of the other side have left by `grace`, or are still there, when the cut is healed. So many more are on each node
-/// throughout.
+/// Checks that members converge after a partition. When it ends, the members of the other side have left by the
+/// presence timeout, or are still there, as `have_left` says. Each node has `crowd` more members throughout.
 fn members_converge(presence_timeout: Duration, have_left: bool, crowd: usize) {
     let presence_timeout_ms = u64::try_from(presence_timeout.as_millis()).expect("a short time");
     isolated(async move |network| {
@@ -147,7 +147,7 @@ fn members_converge(presence_timeout: Duration, have_left: bool, crowd: usize) {
             wait_until(left, "the node to have all members", async || is_listed(node, &expected).await).await;
         }
         println!("converged {:?} after the cut was healed", healed.elapsed());
-        // A leave that was on its way between two nodes may still come before that, and is taken back.
+        // A leave between two nodes may still arrive before, and is undone.
         for watcher in &mut watchers {
             while watcher.take_until(end).await {}
             assert_eq!(watcher.list, expected, "after {:?}", watcher.events);
@@ -213,11 +213,11 @@ fn members_of_a_node_killed_in_a_partition_return_then_leave() {
     });
 }
 
-/// Two nodes do not hear each other, and it is not for one to say that those of the other have left.
+/// Two of three nodes are cut off from each other. One of them must not remove the members of the other.
 #[test]
 fn members_stay_until_their_node_is_down_for_all_nodes() {
     const PRESENCE_TIMEOUT: Duration = Duration::from_secs(1);
-    /// Time after which each node makes the leaves that another one has not made.
+    /// Time after which each node makes the leaves that another node has not made.
     const ALL_LATE: Duration = Duration::from_secs(8);
     isolated(async |network| {
         let presence_timeout_ms = u64::try_from(PRESENCE_TIMEOUT.as_millis()).expect("a short time");
@@ -226,7 +226,7 @@ fn members_stay_until_their_node_is_down_for_all_nodes() {
         let mut cluster = Cluster::apart_with(&network, 3, with_presence_timeout).await;
         let nodes = cluster.nodes();
         let mut members = Vec::new();
-        // Some of whom each of the others would let leave.
+        // Each of the other nodes would make the leaves of some of these members.
         let expected: Vec<String> = (0..8).map(|number| format!("member-{number}")).collect();
         for name in &expected {
             let mut member = Socket::open(&nodes[2], "").await;

@@ -1,5 +1,6 @@
-//! A node stands still for two seconds or more: that is its death, and when it runs on it comes back as another run, whether others have
-//! noticed or not. Nobody has missed anything without being told, on either side, and what others have taken up meanwhile is theirs.
+//! A node is stalled for two seconds or more: it then restarts in place as a new incarnation, whether or not its peers
+//! have noticed. On either side no message is missed without a reported loss, and a session that another node has taken
+//! over stays there.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use fanfare_cluster_tests::waits::{fault_lasts, pace};
 use fanfare_cluster_tests::{Node, SOON, Socket, http, wait_until};
 use serde_json::{Value, json};
 
-/// One on each node, who may be told that the outcome was not known in time.
+/// Starts a publisher on each node, which accepts the answer that the outcome is unknown.
 async fn publishers(nodes: &[Node]) -> Publishers {
     let mut publishers = Publishers::none().patient();
     for node in nodes {
@@ -27,12 +28,12 @@ fn split_acknowledged(acknowledged: Numbers, publishers: &[u64]) -> (Numbers, Nu
     acknowledged.into_iter().partition(|((from, _), _)| publishers.contains(from))
 }
 
-/// How often `node` has said so of any other.
+/// Counts the lines of `node` with this message, about any other node.
 fn count_logged(node: &Node, message: &str) -> usize {
     peer_log_events(node).iter().filter(|(_, said)| said == message).count()
 }
 
-/// The incarnation of the run that is there now.
+/// Gives the present incarnation of a node.
 async fn incarnation_of(node: &Node) -> Value {
     let answer = node.operate("GET", "/debug/members").await.json();
     let run = answer["node"]["incarnation"].clone();
@@ -40,7 +41,7 @@ async fn incarnation_of(node: &Node) -> Value {
     run
 }
 
-/// All that was acknowledged has come to everybody, and nobody was told that something may be missing.
+/// Asserts that each subscriber has all acknowledged messages, without a reported loss.
 async fn assert_nothing_lost(cluster: &mut Cluster, publishers: Publishers, subscribers: Vec<Subscriber>) {
     let acknowledged = publishers.end().await;
     for subscriber in subscribers {
@@ -69,7 +70,7 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     publishers.until_acked(LOAD).await;
     let previous = incarnation_of(&nodes[2]).await;
     nodes[2].pause();
-    // Clients of the others, and those that give up on it.
+    // Clients of the other nodes, and those that leave the stalled one.
     for (at, subscriber) in moving.into_iter().enumerate() {
         let received = subscriber.leave().await;
         subscribers.push(Subscriber::after(&nodes[at % 2], "moved meanwhile", received).await);
@@ -92,7 +93,7 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
     assert_converged_with_losses(&mut cluster, &acknowledged, &ended, subscribers).await;
 }
 
-/// Each time it is dead for the others, and before they have quite found each other again another one is.
+/// Each time peers declare the node down, and another node is stalled before the cluster has fully recovered.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_after_the_other_and_again() {
     let mut cluster = Cluster::linked(3).await;
@@ -103,7 +104,7 @@ async fn one_after_the_other_and_again() {
     let mut runs = [0; 3];
     for (round, at) in [2, 0, 2, 1].into_iter().enumerate() {
         let paused = &nodes[at];
-        // One that has begun anew may not have met it.
+        // A node that has restarted in place may not have found the stalled one yet.
         let deaths = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], PEER_DOWN));
         let before = deaths();
         paused.pause();
@@ -165,7 +166,7 @@ async fn one_node_stalled_for_two_seconds_restarts_in_place() {
     after_two_seconds(&[2]).await;
 }
 
-/// A machine that takes a rest with all that is on it.
+/// All nodes are stalled at once, as on a machine that is suspended.
 #[tokio::test(flavor = "multi_thread")]
 async fn all_nodes_stalled_at_once_restart_without_silent_loss() {
     after_two_seconds(&[0, 1, 2]).await;
@@ -202,7 +203,7 @@ async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
     let mut back = Socket::open(&nodes[1], &format!("?clientId=ann&resume={key}")).await;
     assert_eq!(back.connected["connectionId"], previous.connected["connectionId"]);
     present(&mut back, "update", "room", json!({"data": 2})).await;
-    // It has this before it knows better.
+    // The stalled node reads this request before it knows of the takeover.
     previous.send(&json!({"op": 12, "id": "late", "channel": "room", "action": "leave"})).await;
     nodes[2].resume_until_restarted(1).await;
     let ended = previous.to_end(SOON).await.1;
@@ -223,7 +224,7 @@ async fn session_taken_over_during_a_stall_is_lost_to_the_old_node() {
     }
 }
 
-/// A dead node handles no request that came during the pause, and delivers no message.
+/// A node that peers declared down handles no request that came during the stall, and delivers no message.
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_received_during_a_stall_are_not_handled() {
     let mut cluster = Cluster::linked(2).await;
@@ -256,7 +257,7 @@ async fn requests_received_during_a_stall_are_not_handled() {
     for (raw, request) in &mut requests {
         assert!(raw.write(request.as_bytes()).await);
     }
-    // A message of the other node waits in the stopped node's link, too.
+    // A message of the other node also waits on a peer stream of the stalled node.
     on_n0.publish("room", json!({"data": "elsewhere"})).await;
     assert_eq!(on_n0.message("room").await["messages"][0]["data"], "elsewhere");
     nodes[1].resume_until_restarted(1).await;
@@ -285,7 +286,7 @@ fn publish_request(key: &str) -> String {
 async fn one_that_was_leaving_ends() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
-    // So many that some of them are still there when the pause ends.
+    // So many clients that some are still connected when the stall ends.
     let mut clients = Vec::new();
     for _ in 0..40 {
         clients.push(Socket::open(&nodes[1], "").await);

@@ -1,4 +1,4 @@
-//! A node that is started again and again does not make the positions of clients longer and longer.
+//! Many restarts of a node do not make the serials of clients longer and longer.
 
 use fanfare_cluster_tests::cluster::Cluster;
 use fanfare_cluster_tests::{SOON, Socket, wait_until};
@@ -26,7 +26,7 @@ async fn runs_that_are_long_gone_stand_in_none() {
         serial.split('~').count() <= 2
     })
     .await;
-    // And it is as good as one in which they stand.
+    // The short serial is as good as one with the former incarnations.
     let mut back = Socket::open(&cluster.nodes()[0], "").await;
     let attached = back.ask(json!({"op": 8, "channel": "room", "serial": serial})).await;
     assert_eq!((&attached["op"], &attached["resumed"]), (&json!(9), &json!(true)), "{attached}");

@@ -1,4 +1,4 @@
-//! Presence on one node: who is there, who is told, and when the lost leave.
+//! Presence on one node: members, events, and leaves after a lost connection.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn action_and_client(event: &Value) -> (&str, &str) {
     (event["action"].as_str().unwrap_or_default(), event["clientId"].as_str().unwrap_or_default())
 }
 
-/// All pages of a member list, and the frames that came between them.
+/// Reads all pages of a member list; gives the frames that came between them.
 async fn synced(socket: &mut Socket, channel: &str) -> Vec<Value> {
     let mut members = Vec::new();
     loop {
@@ -66,7 +66,7 @@ async fn synced(socket: &mut Socket, channel: &str) -> Vec<Value> {
     }
 }
 
-/// A token of the key for a minute.
+/// Makes a token of the key for a minute.
 fn token(capability: &str, client_id: Option<&str>) -> String {
     let params = JwtParams {
         capability: capability.into(),

@@ -1,4 +1,4 @@
-//! Members of any node are seen on every one: events, lists and limits.
+//! Members of any node are known on all: events, lists and limits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -44,7 +44,7 @@ async fn presence_events_reach_all_nodes_in_order() {
     }
     let mut ann = open(&nodes[0], "ann").await;
     present(&mut ann, "enter", "room", json!({"data": {"n": 1.0}})).await;
-    // It is everywhere when it is acknowledged.
+    // An acknowledged enter is known on all nodes.
     for node in &*nodes {
         let listed = members(node, "room").await;
         assert_eq!(listed["source"], "store");
@@ -90,7 +90,7 @@ async fn restarted_node_knows_remote_members_when_ready() {
     }
     nodes[2].kill();
     nodes[2].restart().await;
-    // Ready means that it knows.
+    // A ready node knows the members of its peers.
     assert_eq!(names(&nodes[2], "room").await, ["ann", "bob"]);
     assert_eq!(names(&nodes[2], "hall").await, ["ann", "bob"]);
     let mut watcher = Socket::open(&nodes[2], "").await;
@@ -145,17 +145,17 @@ async fn client_resuming_on_another_node_stays_present() {
             drop(ann);
             ann = Socket::open(&nodes[node], &query).await;
         } else {
-            // The former socket ends because of it.
+            // The takeover ends the former socket.
             ann = Socket::open(&nodes[node], &query).await;
         }
         assert_eq!(ann.connected["resumed"], true);
     }
-    // Longer than the grace of the first loss.
+    // Longer than the presence timeout of the first loss.
     time_passes(Duration::from_millis(2_500)).await;
     for watcher in &mut watchers {
         assert_quiet(watcher).await;
     }
-    // What it is from now on is said by the node where it is.
+    // Changes of the member now come from its present node.
     present(&mut ann, "update", "room", json!({"data": 2})).await;
     drop(ann);
     for watcher in &mut watchers {
@@ -165,8 +165,7 @@ async fn client_resuming_on_another_node_stays_present() {
     }
 }
 
-/// Changes made while a node is unreachable are on every node once it is back, and its watchers see them as
-/// events.
+/// Changes made while a node is unreachable are known on every node after the cut, and subscribers get them as events.
 #[test]
 fn hundreds_converge_after_a_cut() {
     isolated(async |network| {

@@ -1,4 +1,4 @@
-//! A node ends, and who was present on it leaves after the grace, once, unless the client has come back elsewhere.
+//! A node fails: its members leave after the presence timeout, once, unless the client has resumed on another node.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, wait_until};
 use serde_json::json;
 
 const PRESENCE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Longer than it takes until every node would have let somebody leave on its own.
+/// Time after which every node would have made the leaves of a failed node by itself.
 const QUIET: Duration = Duration::from_secs(7);
 const MEMBERS: usize = 8;
-/// Some time before each survivor lets members leave by itself, because the one that was to do so is late.
+/// Less than the time after which each survivor makes leaves by itself, because the responsible node is late.
 const IN_TIME: Duration = Duration::from_secs(5);
 
 async fn three() -> Cluster {
@@ -20,7 +20,7 @@ async fn three() -> Cluster {
     Cluster::linked_with(3, |options: NodeOptions| options.limit("presence_grace_ms", timeout_ms)).await
 }
 
-/// One that is present under a name of the number.
+/// Enters a member with a name from the number.
 async fn member(node: &Node, number: usize) -> Socket {
     let mut socket = Socket::open(node, "").await;
     let name = format!("member-{number}");
@@ -41,7 +41,7 @@ async fn resumed(socket: &Socket, node: &Node) -> Socket {
     back
 }
 
-/// Reads until that many members have left, each once and with its data.
+/// Reads until `count` members have left, each once and with its data.
 async fn leaves(watcher: &mut Socket, count: usize) -> Vec<String> {
     let mut left = Vec::new();
     while left.len() < count {
@@ -65,13 +65,12 @@ async fn assert_quiet(watchers: &mut [Socket]) {
     }
 }
 
-/// Counts how often the node began to hear the other one: once, if it has heard it ever since.
+/// Counts the times that the node began to hear the other one: 1 if it has heard it without a break.
 fn times_alive(node: &Node, other: &str) -> usize {
     peer_log_events(node).iter().filter(|(of, said)| of == other && said == PEER_ALIVE).count()
 }
 
-/// One survivor makes each event. Two make the same one where the other was not heard for a moment, or was
-/// late.
+/// One survivor makes each event. Two make the same one if the responsible node was late, or not heard for a moment.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_of_a_killed_node_leave_once_after_presence_timeout() {
     let mut cluster = three().await;
@@ -96,7 +95,7 @@ async fn members_of_a_killed_node_leave_once_after_presence_timeout() {
     for node in &nodes[1..] {
         counted += node.metric("fanfare_presence_events_total").await;
     }
-    // The enter of the one that stays, and the leaves.
+    // The enter of the remaining member, and the leaves.
     let (events, twice) = ((MEMBERS + 1) as f64, (2 * MEMBERS + 1) as f64);
     let is_calm = is_in_time && times_alive(&nodes[1], "n2") == 1 && times_alive(&nodes[2], "n1") == 1;
     assert!(counted == events || !is_calm && (events..=twice).contains(&counted), "{counted} events");
@@ -174,7 +173,7 @@ async fn two_nodes_that_end_one_after_the_other_leave_no_ghost() {
         peer_log_events(&nodes[1]).contains(&("n0".to_owned(), PEER_DOWN.to_owned()))
     })
     .await;
-    // Before it lets leave whom it would have.
+    // The kill comes before the leaves that this node would have made.
     nodes[1].kill();
     leaves(&mut watchers[0], MEMBERS).await;
     assert_quiet(&mut watchers).await;

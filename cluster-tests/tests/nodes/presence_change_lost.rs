@@ -1,5 +1,5 @@
-//! A node loses a change of who is present, without a trace in its links: it finds that by comparing what members come to, and
-//! asks for what it lacks.
+//! A node misses a presence event that no peer stream has lost. It finds that by comparing digests of members, and
+//! requests the missing changes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use fanfare_cluster_tests::{Node, SOON, Socket, wait_until};
 use serde_json::json;
 use tokio::time::Instant;
 
-/// Channel whose changes `n1` loses on their way in. It gets those of other channels.
+/// Channel of which `n1` drops incoming presence events.
 const LOSSY: &str = "lossy";
 const REPAIRS: &str = "fanfare_presence_repairs_total";
 
@@ -22,7 +22,7 @@ async fn lossy() -> Cluster {
     cluster
 }
 
-/// The others know it by the answer.
+/// Asserts that `n1` has missed the change and the other node has not.
 async fn assert_lost(nodes: &[Node], before: &[&str], now: &[&str]) {
     assert_eq!(names(&nodes[2], LOSSY).await, now);
     assert_eq!(names(&nodes[1], LOSSY).await, before, "it was to be lost");
@@ -61,7 +61,7 @@ async fn the_node_that_lost_it_has_it_soon_and_shows_it() {
     assert_eq!((nodes[0].metric(REPAIRS).await, nodes[2].metric(REPAIRS).await), (0.0, 0.0));
 }
 
-/// No further change of a member whose client has gone could mend the loss.
+/// The client of the member has gone, so no later change could repair the loss.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leave_that_was_lost_leaves_no_ghost() {
     let mut cluster = lossy().await;

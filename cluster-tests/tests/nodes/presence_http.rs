@@ -1,4 +1,4 @@
-//! Presence over HTTP: who is there, where somebody is, and who came and went.
+//! Presence over HTTP: members of a channel, channels of a member, and the events of the past.
 
 use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::history::next_of;
@@ -85,7 +85,7 @@ async fn the_channels_with_members_busiest_first_and_in_pages() {
         }
     }
     let entry = |channel: &str, members: u64| json!({"channel": channel, "members": members});
-    // Of those with equally many, which comes first is for the node to say.
+    // Channels with equally many members are in any order.
     let (ends, rest) = if pages[1][1]["channel"] == "d" { ("d", "e") } else { ("e", "d") };
     let expected = [
         json!([entry("c", 4), entry("a", 3)]),

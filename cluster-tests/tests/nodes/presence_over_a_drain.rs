@@ -1,5 +1,4 @@
-//! A node that is asked to stop sends its clients to others, and whoever is present and comes back within the grace never left:
-//! nobody sees a leave or an enter of it.
+//! A node drains, and its members resume on other nodes within the presence timeout: no leave or enter is delivered.
 
 use std::time::Duration;
 
@@ -13,9 +12,9 @@ use tokio::time::Instant;
 const ROOM: &str = "room";
 const MEMBERS: usize = 8;
 const PRESENCE_TIMEOUT: Duration = Duration::from_secs(10);
-/// After its end, by whoever takes his time.
+/// Time until a late client reconnects, after the end of the node.
 const LATE: Duration = Duration::from_millis(3_500);
-/// Longer than it takes from the end of a node until every other one would have let somebody leave on its own.
+/// Time after the end of a node in which every other one would have made its leaves by itself.
 const QUIET: Duration = Duration::from_secs(17);
 
 async fn three() -> Cluster {
@@ -41,7 +40,7 @@ async fn members_on(node: &Node) -> Vec<Socket> {
     members
 }
 
-/// Is asked to go, goes, and comes back there, late or as soon as it may.
+/// Waits for the request to reconnect, and resumes at `to`, late or as soon as allowed.
 async fn moves(mut member: Socket, number: usize, to: &Node, is_late: bool) -> Socket {
     let asked = member.find("to be asked to go", |frame| frame["op"] == 4).await;
     assert_eq!(asked["code"], 50003, "{asked}");
@@ -54,13 +53,13 @@ async fn moves(mut member: Socket, number: usize, to: &Node, is_late: bool) -> S
     let mut back = Socket::open(to, &format!("?clientId={}&resume={key}", name(number))).await;
     assert_eq!((&back.connected["resumed"], &back.connected["connectionId"]), (&json!(true), &previous));
     if number.is_multiple_of(3) {
-        // As clients do that do not know whether they are still present.
+        // Clients that do not know whether they are still present enter again.
         present(&mut back, "enter", ROOM, json!({"data": number})).await;
     }
     back
 }
 
-/// All at the same time, to one of these nodes each.
+/// Moves all members at the same time, to these nodes in turn.
 async fn move_all(members: Vec<Socket>, to: &[&Node], late: impl Fn(usize) -> bool) -> Vec<Socket> {
     let moving = members.into_iter().enumerate();
     let moving = moving.map(|(number, member)| moves(member, number, to[number % to.len()], late(number)));

@@ -1,4 +1,4 @@
-//! The members of a node that is killed or stopped, and started again: who comes back never left, who does not leaves once.
+//! Members of a node that is killed or stopped, and restarted: a client that resumes never left, any other leaves once.
 
 use fanfare_client::sign::{self, JwtParams};
 use fanfare_cluster_tests::directory::ALL;
@@ -6,7 +6,7 @@ use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, Socket, clock, h
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
-/// Long enough to come back in on a busy machine.
+/// Presence timeout, long enough for a reconnect on a busy machine.
 const PRESENCE_TIMEOUT_MS: u64 = 4_000;
 const ROOMS: [&str; 2] = ["room", "off:room"];
 
@@ -39,7 +39,7 @@ async fn member(node: &Node, client_id: &str) -> Socket {
     socket
 }
 
-/// The connection again, on what is the node now.
+/// Resumes the connection on the restarted node.
 async fn back(node: &Node, client_id: &str, previous: &Socket) -> Socket {
     let key = previous.connected["connectionKey"].as_str().expect("a key");
     let socket = open(node, &format!("{client_id}&resume={key}")).await;
@@ -48,7 +48,7 @@ async fn back(node: &Node, client_id: &str, previous: &Socket) -> Socket {
     socket
 }
 
-/// Attached to both rooms; gives the members of each as its list has them.
+/// Attaches to both rooms; gives the members of each list.
 async fn watcher(node: &Node) -> (Socket, Vec<Vec<Value>>) {
     let mut socket = Socket::open(node, "").await;
     let mut lists = Vec::new();
@@ -64,7 +64,7 @@ async fn watcher(node: &Node) -> (Socket, Vec<Vec<Value>>) {
     (socket, lists)
 }
 
-/// The next two presence events, one of each room, as action, name and data.
+/// Reads the next two presence events, one of each room, as action, name and data.
 async fn events(watcher: &mut Socket) -> [String; 2] {
     let mut seen = Vec::new();
     for _ in ROOMS {
@@ -127,7 +127,7 @@ async fn come_back_or_leave(is_killed: bool) {
     let mut before = members(&node, "room").await;
     before.extend(members(&node, "off:room").await);
     assert_eq!(before.len(), 4);
-    // Twice, so that she also comes back to where she had come back.
+    // Two rounds, so that a resumed member is resumed again.
     for is_bob_there in [true, false] {
         restart(&mut node, is_killed).await;
         let (mut watcher, lists) = watcher(&node).await;
@@ -167,7 +167,7 @@ async fn come_back_or_leave(is_killed: bool) {
     node.assert_well().await;
 }
 
-/// Killed in the grace, and again, and right after it.
+/// The node is killed within the presence timeout, once more, and right after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn leave_is_stored_once_over_repeated_kills_of_the_node() {
     let mut node = Node::start(options()).await;
@@ -198,7 +198,7 @@ async fn leave_is_stored_once_over_repeated_kills_of_the_node() {
     assert_eq!(stored(&node, "room", "bob").await, of_bob);
 }
 
-/// A stop does not overtake the leaves of those who have said that they go, however many they are.
+/// The leaves of clients that closed before the stop are all made, however many they are.
 #[tokio::test(flavor = "multi_thread")]
 async fn members_that_close_right_before_a_stop_have_left() {
     const CONNECTIONS: usize = 8;
@@ -230,7 +230,7 @@ async fn members_that_close_right_before_a_stop_have_left() {
     assert!(newest.len() == 1_000 && newest.iter().all(|event| event["action"] == "leave"));
 }
 
-/// Whom the directory does not let be present when the node starts again leaves without a grace.
+/// A member that the directory does not allow any more when the node restarts leaves at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn member_that_no_key_lets_be_present_leaves_at_once_at_restart() {
     let full = directory().key("k1", "secret", ALL).key("k2", "secret", ALL);
@@ -274,7 +274,7 @@ async fn member_that_no_key_lets_be_present_leaves_at_once_at_restart() {
     assert_eq!(actions, ["leave", "enter"]);
 }
 
-/// The key of the credential with which it entered is revoked, and its client has changed to another before.
+/// The key with which the member entered is revoked, and its client has changed to another key before.
 #[tokio::test(flavor = "multi_thread")]
 async fn member_that_changed_key_stays_when_its_old_key_is_revoked() {
     let full = directory().key("k1", "secret", ALL).key("k2", "secret", ALL);

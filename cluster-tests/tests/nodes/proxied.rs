@@ -18,19 +18,19 @@ async fn node(proxy_protocol: &str) -> Node {
     Node::start(options.environment("FANFARE_PROXY_PROTOCOL", proxy_protocol)).await
 }
 
-/// Sends this from an address; what comes until the other side ends.
+/// Sends the text from an address; gives the answer up to the end.
 async fn answer(from: &str, to: SocketAddr, text: &str) -> String {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind(format!("{from}:0").parse().expect("an address")).expect("bound");
     let mut stream = socket.connect(to).await.expect("connected");
     stream.write_all(text.as_bytes()).await.expect("sent");
     let mut answer = Vec::new();
-    // It may end without a word.
+    // The node may close the connection without an answer.
     let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await.expect("ended in time");
     String::from_utf8_lossy(&answer).into_owned()
 }
 
-/// Refused for a reason each: a request without a credential, and a socket with a token that is none.
+/// Requests that are refused, each with its reason: one without a credential, and a socket with a malformed token.
 fn refused(headers: &str) -> [(String, &'static str); 2] {
     let head = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}");
     let request = head("/time") + "connection: close\r\n\r\n";

@@ -1,4 +1,4 @@
-//! Hostile bytes: each gets its code, none takes the node down, blocks others or makes it grow.
+//! Hostile bytes: each gets its code, and none crashes the node, blocks others or makes it grow.
 
 use std::time::Duration;
 
@@ -160,7 +160,7 @@ async fn headers_are_bounded_in_time_and_size() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_is_silent_is_taken_for_dead() {
-    // Dead after 2 × 500 ms + 10 s.
+    // The timeout is 2 × 500 ms + 10 s.
     let node = Node::start(NodeOptions::default().limit("heartbeat_ms", 500)).await;
     let mut silent = Socket::open(&node, "").await;
     let mut alive = Socket::open(&node, "").await;

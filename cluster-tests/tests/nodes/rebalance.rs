@@ -1,4 +1,5 @@
-//! After a node was added, one that has far more connections sends some of them there, if it is asked to or set to do so by itself.
+//! Rebalancing: after a node was added, one with far more connections sends some of them there, on request or at an
+//! interval.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 const CLIENTS: usize = 60;
-/// How often a node looks by itself: longer than whoever was asked takes to come back.
+/// Interval of rebalancing, longer than a client takes to reconnect.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// Connects clients that reconnect whenever they are asked to.
@@ -46,7 +47,7 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     cluster.grow().await;
     let nodes = cluster.nodes();
     until_others_are_ready(&nodes[0]).await;
-    // As a balancer does that sends clients to whoever has fewest.
+    // A balancer sends clients to the node with the fewest connections.
     proxy.turn_to(nodes[2].addr());
     let said = nodes[0].operate("POST", "/rebalance").await;
     assert_eq!(said.status, 200);
@@ -77,7 +78,8 @@ async fn a_node_without_memory_for_more_gets_no_client() {
     assert_eq!(said, serde_json::json!({"connections": CLIENTS, "mean": CLIENTS, "asked": 0}));
 }
 
-/// All clients are on the first of two nodes behind a balancer when the other one is there again. How many each has in the end.
+/// All clients are on the first of two nodes behind a balancer when the second one restarts. Gives the connections of
+/// each in the end.
 async fn after_a_restart(every: Option<Duration>) -> Option<[f64; 2]> {
     let every_ms = every.map(|every| u64::try_from(every.as_millis()).expect("a short time"));
     let mut cluster = Cluster::linked_with(2, |options| match every_ms {
@@ -94,7 +96,7 @@ async fn after_a_restart(every: Option<Duration>) -> Option<[f64; 2]> {
     balancer.follow(1, &cluster.nodes()[1]).await;
     let nodes = cluster.nodes();
     let counted = async || [connections(&nodes[0]).await, connections(&nodes[1]).await];
-    // Until nothing has changed for longer than it takes to look again.
+    // Until the counts have been constant for longer than the interval.
     let (mut last, mut since) = (counted().await, Instant::now());
     wait_until(3 * SOON, "the connections to come to rest", async || {
         let now = counted().await;
@@ -112,7 +114,7 @@ async fn after_a_restart(every: Option<Duration>) -> Option<[f64; 2]> {
 async fn node_with_an_interval_rebalances_by_itself_and_settles() {
     let Some([here, there]) = after_a_restart(Some(EVERY)).await else { return };
     assert_eq!(here + there, CLIENTS as f64);
-    // Within a tenth of the mean it is left as it is.
+    // A difference of less than a tenth of the mean is not rebalanced.
     assert!((here - there).abs() <= CLIENTS as f64 / 10.0, "{here} and {there}");
 }
 

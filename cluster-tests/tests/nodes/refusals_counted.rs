@@ -10,7 +10,7 @@ async fn assert_counted(node: &Node, series: &str) {
     assert_eq!(node.metric(series).await, 1.0, "{series}");
 }
 
-/// A thread of its own writes the log.
+/// Waits for the text in the log, which a thread of its own writes.
 async fn assert_logged(node: &Node, text: &str) {
     wait_until(SOON, text, async || node.log().contains(text)).await;
 }

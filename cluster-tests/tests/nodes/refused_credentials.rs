@@ -1,4 +1,4 @@
-//! Why a credential was refused: the operator learns it wherever one is shown, the client nowhere.
+//! Reasons of refused credentials: the operator gets them for every transport, the client never.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ async fn node() -> Node {
     Node::start(NodeOptions::default().directory(directory, KEY)).await
 }
 
-/// A token of an hour that was signed so many seconds ago.
+/// Makes a token of an hour that was signed `age_s` seconds ago.
 fn token(key: &str, age_s: u64) -> String {
     let params = JwtParams {
         capability: r#"{"*":["subscribe"]}"#.to_owned(),
@@ -29,7 +29,7 @@ fn token(key: &str, age_s: u64) -> String {
     sign::jwt(&key.parse().expect("a key"), &params).expect("signed")
 }
 
-/// Refusals by reason, without those that there were none of.
+/// Gives the refusals by reason, without zeros.
 async fn refusals(node: &Node) -> BTreeMap<String, u64> {
     let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
     let page = String::from_utf8(page.body.to_vec()).expect("text");
@@ -80,7 +80,7 @@ async fn every_way_in_counts_and_logs_why() {
     wait_until(SOON, "the log", async || node.log().contains("credential refused")).await;
     let log = node.log();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("credential refused")).collect();
-    // One reason and key: the others are held back for 10 s, unless this took longer.
+    // One line for each reason and key: further ones are suppressed for 10 s, unless this took longer.
     assert!(!lines.is_empty() && lines.len() < 7, "{log}");
     for part in ["expired", "k1", "127.0.0.1"] {
         assert!(lines[0].contains(part), "{part}: {}", lines[0]);

@@ -1,4 +1,5 @@
-//! A client that comes back to another node gets what it missed, once and in each publisher's order, or is told that it cannot.
+//! A client that resumes on another node gets the missed messages, once and in each publisher's order, or a reported
+//! loss.
 
 mod wandering;
 
@@ -17,14 +18,14 @@ const PUBLISHERS: usize = 3;
 #[derive(Default)]
 struct ReceivedSequences {
     serial: Value,
-    /// Number that comes next, by publisher.
+    /// Next number, by publisher.
     next: HashMap<u64, u64>,
-    /// Lower numbers may be missing, or come again: it was told so.
+    /// Numbers below may be missing, or come again, after a reported loss.
     loss_covers_below: u64,
 }
 
 impl ReceivedSequences {
-    /// A client that is attached from now on.
+    /// Attaches a client.
     async fn begin(node: &Node) -> (Socket, Self) {
         let mut socket = Socket::open(node, "").await;
         let serial = socket.attach("room").await["serial"].clone();
@@ -52,7 +53,7 @@ impl ReceivedSequences {
         assert!(self.has_read_to(socket, count).await, "it was told of a loss");
     }
 
-    /// False when it is told that something may be missing.
+    /// Reads until `count` messages of each publisher; false on a reported loss.
     async fn has_read_to(&mut self, socket: &mut Socket, count: u64) -> bool {
         while self.count() < count {
             let frame =
@@ -74,7 +75,7 @@ async fn attach_after(node: &Node, serial: &Value) -> (Socket, Value) {
     (socket, attached)
 }
 
-/// One on each node; what they publish is numbered.
+/// A publisher on each node, with numbered messages.
 struct Publishers {
     sockets: Vec<Socket>,
     next: u64,
@@ -89,7 +90,7 @@ impl Publishers {
         Self { sockets, next: 0 }
     }
 
-    /// Each publishes so many; all are acknowledged when this returns.
+    /// Publishes `count` messages on each node; all are acknowledged when this returns.
     async fn publish(&mut self, count: u64) {
         for number in self.next..self.next + count {
             for (from, socket) in self.sockets.iter_mut().enumerate() {
@@ -215,7 +216,7 @@ async fn a_rewind_gives_what_is_recent_where_somebody_was() {
     for socket in [&mut two, &mut all, &mut lately] {
         assert_receives(socket, &[4]).await;
     }
-    // Who is lost in between comes back to what it was given.
+    // A client that loses its connection meanwhile resumes from the last position that it was given.
     let (back, attached) = attach_after(n1, &lately.attach("room").await["serial"]).await;
     assert_eq!(attached["resumed"], true, "{attached}");
     drop(back);
@@ -306,8 +307,8 @@ async fn session_takeover_on_another_node_ends_the_earlier_socket() {
         assert_same(&back, &at);
         assert_taken_over(std::mem::replace(&mut at, back)).await;
     }
-    // Also with its first key, by which nobody knows any more where it is. Of two that took it up without having heard of each other
-    // either may have it.
+    // Also with its first key, from which no node can tell the present one. Of two nodes that took the session over
+    // without knowing of each other, either may have it.
     flush_peer_streams(&nodes[1]).await;
     let back = Socket::open(&nodes[2], &first_key).await;
     assert_same(&back, &at);
@@ -388,11 +389,11 @@ async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
     }
 }
 
-/// Waits until all that the node has sent its peers is there, on each peer stream.
+/// Waits until all that the node has sent its peers has arrived, on each peer stream.
 async fn flush_peer_streams(node: &Node) {
     let mut socket = Socket::open(node, "").await;
     for number in 0..8 {
-        // Its answer waits for theirs.
+        // The answer waits for the acks of the peers.
         present(&mut socket, "enter", &format!("lane-{number}"), json!({"clientId": "ann"})).await;
     }
 }
@@ -408,7 +409,7 @@ async fn session_closed_for_good_is_resumed_on_no_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut ended = Vec::new();
-    // By its client, one that is on its second node too, and by the account.
+    // Closed by the client, once on its second node, and by the account.
     let mut closed = Socket::open(&nodes[0], "?clientId=ann").await;
     let before = Socket::open(&nodes[1], "?clientId=ann").await.connected;
     let key = before["connectionKey"].as_str().expect("a key");
@@ -436,7 +437,7 @@ async fn session_closed_for_good_is_resumed_on_no_node() {
             assert_ne!(fresh["connectionId"], of["connectionId"]);
         }
     }
-    // Also when the node is gone on which they were.
+    // Also after the failure of the node that had the sessions.
     nodes[0].kill();
     wait_until(SOON, "its death to be known", async || nodes[1].metric("fanfare_peers_known").await == 1.0)
         .await;

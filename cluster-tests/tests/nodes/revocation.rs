@@ -1,4 +1,4 @@
-//! A key takes back its tokens: at once for requests, within seconds for what is open, and over a restart.
+//! Revocation of a key's tokens: at once for requests, within seconds for open connections, and over a restart.
 
 use std::time::Duration;
 

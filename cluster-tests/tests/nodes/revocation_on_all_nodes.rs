@@ -1,4 +1,5 @@
-//! A token that one node revokes is good on none: connections are closed everywhere, also on nodes that were away or come later.
+//! A token that is revoked on one node is refused on all, and its connections are closed, also on nodes that were down
+//! or join later.
 
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use fanfare_cluster_tests::{Directory, Node, SOON, clock, http, wait_until};
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
-/// How soon a connection of a revoked token is closed.
+/// Greatest time until a connection of a revoked token is closed.
 const CLOSED_WITHIN: Duration = Duration::from_secs(5);
 
-/// Signs a token of some age, so that the moment of a revocation lies clearly after it.
+/// Signs a token of some age, so that the revocation is clearly later.
 fn token(client_id: &str) -> String {
     let params = JwtParams {
         capability: r#"{"*":["subscribe","history"]}"#.into(),
@@ -31,7 +32,7 @@ async fn try_revoke(node: &Node, client_id: &str) -> u16 {
 }
 
 async fn revoke(node: &Node, client_id: &str) {
-    // A machine that is too busy to answer in time says so, and is asked again.
+    // A machine that is too busy to answer in time reports that, and is asked again.
     wait_until(SOON, "a revocation to be recorded", async || try_revoke(node, client_id).await == 200).await;
 }
 
@@ -81,7 +82,7 @@ async fn starting_node_knows_earlier_revocations() {
     revoke(n0, "bob").await;
     n2.restart().await;
     assert_eq!((status(n2, &ann).await, status(n2, &bob).await), (401, 401), "who was killed");
-    // Nobody is left to ask.
+    // No other node is left to ask.
     n0.kill();
     n1.kill();
     n2.kill();
@@ -95,7 +96,7 @@ async fn stalled_node_knows_a_missed_revocation_soon_after() {
     check_revocation_after_stall(2, 0).await;
 }
 
-/// The first node has no seeds, and knows the others all the same.
+/// The first node has no seeds, and learns of the others from their gossip.
 #[tokio::test(flavor = "multi_thread")]
 async fn first_node_knows_a_revocation_right_after_a_stall() {
     check_revocation_after_stall(0, 2).await;

@@ -1,4 +1,4 @@
-//! Nodes of three are restarted, and clients under load miss nothing.
+//! Nodes of a cluster of three are restarted one by one, and clients under load miss nothing.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn subscriber_resuming_at_a_node_not_ready_misses_nothing() {
             assert_eq!(cluster.nodes()[0].stop().await.code(), Some(0));
             cluster.restart(0).await;
             cluster.until_linked().await;
-            // Or one that is never answered lacks more in the end than nodes keep.
+            // A client whose attach is never answered would in the end lack more messages than nodes keep.
             let are_back = async || load.answers().iter().zip(&before).all(|(after, before)| after > before);
             wait_until(SOON, "all subscribers to be back", are_back).await;
         }

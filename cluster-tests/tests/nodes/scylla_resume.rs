@@ -1,4 +1,5 @@
-//! Nodes over one database: who comes back to another node, or is attached where one dies, has what was acknowledged from there.
+//! Nodes over one database: a client that resumes on another node, or is attached while a node fails, gets the
+//! acknowledged messages from the database.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::task::JoinSet;
 
 const STORE_WAIT_MS: u64 = 6_000;
 
-/// A cluster over a keyspace of its own; none where there is no database to test with.
+/// Starts a cluster over a keyspace of its own; `None` without a database.
 async fn cluster(count: usize) -> Option<Cluster> {
     Some(cluster_over(&Cassandra::shared()?, count).await)
 }
@@ -23,12 +24,12 @@ async fn cluster_over(cassandra: &Cassandra, count: usize) -> Cluster {
     Cluster::linked_with(count, |options| stored(cassandra, options, &keyspace)).await
 }
 
-/// With a database that has other work, too.
+/// Sets the node to use the database, with a longer wait, since the database has other work, too.
 fn stored(cassandra: &Cassandra, options: NodeOptions, keyspace: &str) -> NodeOptions {
     cassandra.store(options, keyspace).limit("store_wait_ms", STORE_WAIT_MS)
 }
 
-/// One on each node, who may be told that the database did not answer in time.
+/// Starts a publisher on each node, which accepts the answer that the database did not answer in time.
 async fn publishers(nodes: &[Node]) -> Publishers {
     let mut publishers = Publishers::none().patient();
     for node in nodes {
@@ -53,7 +54,7 @@ async fn attach(node: &Node, channel: &str, how: &Value) -> (Socket, Value) {
     (socket, attached)
 }
 
-/// The data of the next `count` messages.
+/// Reads the data of the next `count` messages.
 async fn read(socket: &mut Socket, channel: &str, count: usize) -> Vec<Value> {
     let mut data = Vec::new();
     while data.len() < count {
@@ -102,7 +103,7 @@ async fn acknowledged_last(mut cluster: Cluster) {
                 let count = if number < 20 { 3 } else { 2 };
                 assert_eq!(data.iter().filter(|one| **one == number).count(), count, "{number} of {data:?}");
             }
-            // What comes now follows, and nothing twice.
+            // Later messages follow, and none comes twice.
             publishers[1].publish("room", json!({"data": ["end", ends]})).await;
             assert_eq!(read(&mut socket, "room", 1).await, [json!(["end", ends])]);
             ends += 1;
@@ -164,8 +165,7 @@ async fn attached_subscriber_sees_no_loss_when_a_node_goes_down() {
     }
 }
 
-/// Messages that a node acknowledged while it could not reach the subscriber's node were never on their way
-/// there.
+/// Messages that a node acknowledged while the subscriber's node was unreachable were never sent there.
 #[tokio::test(flavor = "multi_thread")]
 async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
     let Some(mut cluster) = cluster(3).await else { return };
@@ -195,7 +195,7 @@ async fn stalled_node_gets_messages_of_a_node_that_is_down_since() {
     }
 }
 
-/// A client is told the loss if the store cannot be read or the channel keeps no history.
+/// The client gets a reported loss if the store cannot be read or the channel keeps no history.
 #[tokio::test(flavor = "multi_thread")]
 async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
     let Some(cassandra) = Cassandra::start(1) else { return };
@@ -237,14 +237,14 @@ async fn resume_that_cannot_read_the_store_reports_continuity_loss() {
     .await;
 }
 
-/// Makes the directory of [`cluster`], but that these channels keep no history.
+/// Makes the directory of [`cluster`], without history for these channels.
 fn directory(unkept: Option<&str>) -> Directory {
     let rule = unkept.map(|pattern| format!("pattern = \"{pattern}\"\nhistory = false"));
     let account = Directory::default().account("acme");
     rule.iter().fold(account, |account, rule| account.channels(rule)).key("k1", "secret", ALL)
 }
 
-/// Starts a node again under these rules, which the other one keeps its own beside.
+/// Restarts a node with this directory, while the other one keeps its own.
 async fn restart(cluster: &mut Cluster, index: usize, directory: &Directory) {
     cluster.nodes()[index].kill();
     cluster.nodes()[index].replace_directory(directory);
@@ -252,7 +252,7 @@ async fn restart(cluster: &mut Cluster, index: usize, directory: &Directory) {
     cluster.until_linked().await;
 }
 
-/// Messages without a row were delivered all the same.
+/// Messages without a row were delivered nevertheless.
 #[tokio::test(flavor = "multi_thread")]
 async fn incarnation_without_history_causes_continuity_loss() {
     let Some(mut cluster) = cluster(2).await else { return };
@@ -275,7 +275,7 @@ async fn incarnation_without_history_causes_continuity_loss() {
     }
 }
 
-/// Clients that are attached when the node goes down count on its rows, too.
+/// Clients that are attached when the node fails rely on its rows, too.
 #[tokio::test(flavor = "multi_thread")]
 async fn failure_of_a_node_with_other_rules_gets_resumed_false() {
     let Some(mut cluster) = cluster(3).await else { return };
@@ -295,7 +295,7 @@ async fn failure_of_a_node_with_other_rules_gets_resumed_false() {
     assert_eq!(attached["resumed"], false, "{attached}");
 }
 
-/// Each of the others may make it.
+/// Each of the other nodes may make the leave.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_leave_of_a_dead_nodes_member_is_one_row() {
     let Some(cassandra) = Cassandra::shared() else { return };
@@ -318,7 +318,7 @@ async fn the_leave_of_a_dead_nodes_member_is_one_row() {
         let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
         let rows = found.rows::<(i8, Option<String>)>().expect("the columns are what they are");
         let rows = rows.map(|row| row.expect("a row")).filter(|(kind, _)| *kind == 1);
-        // A partition that only has a mark has no record.
+        // A partition with nothing but a mark has no record.
         let records = rows.filter_map(|(_, record)| record);
         records.map(|record| serde_json::from_str::<Value>(&record).expect("JSON")).collect::<Vec<_>>()
     };
@@ -335,7 +335,7 @@ async fn the_leave_of_a_dead_nodes_member_is_one_row() {
     assert_eq!((rows().await.len(), leaves().await), (2, 1));
 }
 
-/// Clients go from node to node, some of which are killed and start again.
+/// Clients move between nodes, some of which are killed and restarted.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_storm_of_moves_and_deaths() {
     let Some(mut cluster) = cluster(3).await else { return };
@@ -363,7 +363,7 @@ async fn a_storm_of_moves_and_deaths() {
     let acknowledged = publishers.end().await;
     let mut losses = Vec::new();
     for client in clients {
-        // Who was told begins anew, and hears nothing any more of those whose node has died.
+        // A client with a reported loss does not get the missing messages of failed nodes.
         let mut expected = acknowledged.clone();
         if client.received().losses() > 0 {
             expected.retain(|(from, _), _| *from > 2);
@@ -378,7 +378,7 @@ async fn a_storm_of_moves_and_deaths() {
     }
 }
 
-/// The history of several nodes and what comes live meet without a gap.
+/// The stored history of several nodes and the live messages join without a gap.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_joins_what_all_nodes_stored_and_what_comes() {
     let Some(mut cluster) = cluster(3).await else { return };
@@ -405,7 +405,7 @@ async fn a_rewind_joins_what_all_nodes_stored_and_what_comes() {
         pace(Duration::from_millis(100 * at as u64)).await;
         let (mut socket, attached) = attach(node, "room", &json!({"rewind": "50"})).await;
         assert_eq!(attached["warning"], Value::Null, "{attached}");
-        // From now on: who does not answer for long is given up, and the database may take long.
+        // Reads from now on: a client that does not answer for long is closed, and the database may take long.
         readers.spawn(async move {
             let mut next: [Option<u64>; 3] = [None; 3];
             let mut count = 0;

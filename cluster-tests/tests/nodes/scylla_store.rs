@@ -1,4 +1,5 @@
-//! Nodes over one database: each message is stored once, by the node where it entered, and every node reads and claims the same.
+//! Nodes over one database: each message is stored once, by its origin, and every node reads the same history and
+//! claims.
 
 use std::collections::HashSet;
 
@@ -14,10 +15,10 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 
-/// Several nodes of a database on a busy machine take their time.
+/// Wait for the store: several nodes of a database are slow on a busy machine.
 const STORE_WAIT_MS: u64 = 8_000;
 
-/// A cluster over a keyspace of its own, with its name.
+/// Starts a cluster over a keyspace of its own, and gives the name of that.
 async fn cluster(cassandra: &Cassandra, count: usize) -> (Cluster, String) {
     let keyspace = cassandra.keyspace();
     let stored = |options| cassandra.store(options, &keyspace).limit("store_wait_ms", STORE_WAIT_MS);
@@ -25,7 +26,7 @@ async fn cluster(cassandra: &Cassandra, count: usize) -> (Cluster, String) {
     (cluster, keyspace)
 }
 
-/// A node that knows of no other.
+/// Gives options of a node without peers.
 fn alone(node_id: &str) -> NodeOptions {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     NodeOptions::default().directory(directory, KEY).environment("FANFARE_NODE_ID", node_id)
@@ -40,7 +41,7 @@ async fn get(node: &Node, path: &str) -> http::Response {
     http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await
 }
 
-/// The data of all messages of a channel as this node reads them, newest first.
+/// Gives the data of all messages of a channel from this node, newest first.
 async fn read(node: &Node, channel: &str) -> Vec<Value> {
     let records = history::read_all(node.addr(), KEY, channel, "limit=7").await;
     records.into_iter().map(|mut record| record["data"].take()).collect()
@@ -49,13 +50,13 @@ async fn read(node: &Node, channel: &str) -> Vec<Value> {
 const MESSAGES: i8 = 0;
 const PRESENCE: i8 = 1;
 
-/// All rows of a kind in the keyspace, as the database has them: the node that wrote each, and its record.
+/// Reads all rows of a kind in the keyspace: the node that wrote each, and its record.
 async fn rows(session: &Session, keyspace: &str, of: i8) -> Vec<(String, Value)> {
     let asked = format!("SELECT node_id, kind, record FROM {keyspace}.history");
     let found = session.query_unpaged(asked, ()).await.expect("read").into_rows_result().expect("rows");
     let rows = found.rows::<(Option<String>, i8, Option<String>)>().expect("the columns are what they are");
     let rows = rows.map(|row| row.expect("a row")).filter(|(_, kind, _)| *kind == of);
-    // A partition that only has a mark has no record.
+    // A partition with nothing but a mark has no record.
     let rows = rows.filter_map(|(node, _, record)| node.zip(record));
     rows.map(|(node, record)| (node, serde_json::from_str(&record).expect("a record is JSON"))).collect()
 }
@@ -79,7 +80,7 @@ async fn stored_once(cassandra: &Cassandra) {
             socket.message("room").await;
         }
     }
-    // What a newcomer is given of the past is stored no more than what comes live.
+    // Messages of a rewind are not stored again, like live ones.
     let mut late = Socket::open(&nodes[2], "").await;
     let attached = late.ask(json!({"op": 8, "channel": "room", "rewind": "5"})).await;
     assert_eq!(attached["op"], 9, "{attached}");
@@ -170,7 +171,7 @@ async fn counted(session: &Session, keyspace: &str) -> Vec<(String, i64, i64)> {
     rows.map(|(node, minute, _, count)| (node, minute, count)).collect()
 }
 
-/// Their sum for one node, which has no more than one row for a minute.
+/// Sums the counts of one node, which has at most one row for a minute.
 fn sum_of(rows: &[(String, i64, i64)], node_id: &str) -> i64 {
     let own: Vec<_> = rows.iter().filter(|(node, ..)| node == node_id).collect();
     let minutes: HashSet<_> = own.iter().map(|(_, minute, _)| minute).collect();
@@ -197,7 +198,7 @@ async fn counts(cassandra: &Cassandra) {
         published(node, 3 + place).await;
     }
     stored("n0", 3).await;
-    // Counted on, and stored in the place of what was there.
+    // The counts continue, and replace the stored ones.
     published(&nodes[0], 4).await;
     stored("n0", 7).await;
     nodes[0].kill();

@@ -1,4 +1,4 @@
-//! Secrets of the directory, the settings and the credentials reach no answer, no line of the log and no metric.
+//! Secrets of the directory, the settings and the credentials appear in no answer, no line of the log and no metric.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,7 +9,7 @@ use fanfare_cluster_tests::receiver::{Answer, Receiver};
 use fanfare_cluster_tests::{Directory, Node, NodeOptions, RabbitMq, Socket, http, wait_until};
 use serde_json::json;
 
-/// Each stands somewhere where it is secret.
+/// Secrets, each in another place.
 const CANARIES: [&str; 17] = [
     "canary-of-key",
     "canary-of-hook-user",
@@ -47,7 +47,7 @@ async fn node(receiver: &Receiver, broker: &RabbitMq, token_file: &str) -> Node 
         receiver.addr()
     );
     let topic = format!("kind = \"sns\"\ntopic_arn = \"arn:aws:sns:eu-west-1:123456789012:t\"\n{aws}");
-    // Its role cannot be assumed.
+    // The role of this function cannot be assumed.
     let function = format!(
         "kind = \"lambda\"\nfunction = \"f\"\nregion = \"eu-west-1\"\n{aws}\
          role_arn = \"arn:aws:iam::123456789012:role/r\"\nexternal_id = \"canary-of-external-id\"\n\
@@ -73,7 +73,7 @@ async fn node(receiver: &Receiver, broker: &RabbitMq, token_file: &str) -> Node 
     Node::start(options).await
 }
 
-/// All answers so far, to be searched.
+/// Text of all answers so far.
 #[derive(Default)]
 struct Answers(String);
 
@@ -92,7 +92,7 @@ impl Answers {
     }
 }
 
-/// Method and path of all that the API documents. Another test of the node holds the page to its routes.
+/// Gives method and path of all documented calls of the API. Another test compares the page with the routes.
 fn documented_calls() -> Vec<(String, &'static str)> {
     let page = include_str!("../../../docs/openapi.yaml");
     let mut calls = Vec::new();
@@ -111,7 +111,7 @@ fn documented_calls() -> Vec<(String, &'static str)> {
     calls
 }
 
-/// Method and path of all routes of the admin listener.
+/// Gives method and path of all routes of the admin listener.
 fn admin_calls() -> Vec<(String, String)> {
     let edge = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/src/edge");
     let parts =
@@ -133,7 +133,7 @@ fn admin_calls() -> Vec<(String, String)> {
     calls
 }
 
-/// A body with which the call does something.
+/// Gives a body with which the call succeeds.
 fn body(method: &str, path: &str) -> String {
     let text = match (method, path) {
         ("GET" | "DELETE", _) | (_, "/api/clients/{clientId}/connections/close") => "",
@@ -152,12 +152,12 @@ fn body(method: &str, path: &str) -> String {
     text.to_owned()
 }
 
-/// Asks all that the API serves; the channel has no secret message.
+/// Calls the whole API; the channel has no secret message.
 async fn ask_api(answers: &mut Answers, node: &Node) {
     let basic = http::basic(KEY);
     let good: &[(&str, &str)] = &[("authorization", &basic)];
     for (method, path) in documented_calls() {
-        // It has no end; it is asked with a wrong token below.
+        // The stream has no end; it is requested with a wrong token below.
         if path == "/realtime/sse" {
             continue;
         }
@@ -171,7 +171,7 @@ async fn ask_api(answers: &mut Answers, node: &Node) {
         let status = answers.ask(node.addr(), (&method, &sent), good, &body(&method, path)).await;
         let expected: &[u16] = match path {
             "/realtime" => &[426],
-            // Its broker cannot be reached.
+            // The broker cannot be reached.
             "/api/queues" if method == "POST" => &[503],
             _ if path.starts_with("/api/queues/") => &[404, 503],
             _ => &[200],
@@ -192,14 +192,14 @@ async fn ask_api(answers: &mut Answers, node: &Node) {
     assert_eq!(answers.ask(node.addr(), ("POST", of_client), good, "").await, 400);
 }
 
-/// The requests to an admin route: paths with their bodies.
+/// Gives the requests to an admin route: paths with their bodies.
 fn admin_paths(path: &str) -> Vec<(String, &'static str)> {
     let broker = "/broker/canary-of-admin-token";
     let user = "username=k1&password=canary-of-consumer";
     match path {
         "/metrics" | "/live" | "/ready" | "/rebalance" | "/debug/members" => vec![(path.to_owned(), "")],
         "/broker/{token}/{check}" => {
-            // The secret in the place of the name too.
+            // The secret is also given in the place of the name.
             let queries = [user, "username=canary-of-key&password=k1"];
             let checks = ["user", "vhost", "resource", "topic", "other"];
             let all = checks.iter().flat_map(|check| {
@@ -213,16 +213,16 @@ fn admin_paths(path: &str) -> Vec<(String, &'static str)> {
             let dead = targets.iter().map(|target| (format!("/outbox/acme/{target}?state=dead"), ""));
             dead.collect()
         }
-        // It is for the operator, and has the messages.
+        // The backup is for the operator, and has the messages.
         "/backup" => Vec::new(),
         "/outbox/{account}/{target}/retry" => vec![("/outbox/acme/hook/retry".to_owned(), "{}")],
-        // Asked at the end, as it ends the node.
+        // Called at the end, since it ends the node.
         "/drain" => Vec::new(),
         _ => unreachable!("{path} is new: say here how it is asked"),
     }
 }
 
-/// Asks all that the admin listener serves: as the operator, and with a wrong token.
+/// Calls the whole admin listener: as the operator, and with a wrong token.
 async fn ask_admin(answers: &mut Answers, node: &Node) {
     let admin = node.admin();
     let operator = [("authorization", "Bearer canary-of-admin-token")];
@@ -239,14 +239,14 @@ async fn ask_admin(answers: &mut Answers, node: &Node) {
             assert_eq!(status, if is_public { 200 } else { 401 }, "{method} {path} with a wrong token");
         }
     }
-    // The item itself is for the operator, and stands there.
+    // The item itself is for the operator, so the answer has the message.
     let waiting = http::request(admin, "GET", "/outbox/acme/hook?state=waiting", &operator, "").await;
     let waiting = String::from_utf8_lossy(&waiting.body).into_owned();
     assert!(waiting.contains("canary-of-message"), "{waiting}");
     answers.0.push_str(&waiting.replace("canary-of-message", ""));
 }
 
-/// Counts the targets that the operator sees with the reason of a failed attempt.
+/// Counts the targets for which the operator sees the reason of a failed attempt.
 async fn targets_that_failed(node: &Node) -> usize {
     let operator = [("authorization", "Bearer canary-of-admin-token")];
     let states = http::request(node.admin(), "GET", "/outbox", &operator, "").await.json();
@@ -263,7 +263,7 @@ async fn no_answer_log_or_metric_has_a_secret() {
     let receiver = Receiver::start().await;
     let mut node = node(&receiver, &broker, &token_file.to_string_lossy()).await;
 
-    // All goes to targets that fail in every way.
+    // All events go to targets that fail in every way.
     receiver.answer(Answer::Status(500));
     let mut socket = Socket::open(&node, "").await;
     let sent = socket.ask(json!({"op": 13, "channel": "a", "data": "canary-of-message"})).await;

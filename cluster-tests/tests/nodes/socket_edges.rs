@@ -1,4 +1,4 @@
-//! RFC 6455 on the order of control frames, on closes, and on the moment at which text is refused.
+//! RFC 6455 on the order of control frames, on closes, and on the time at which invalid text is refused.
 
 use fanfare_cluster_tests::raw::{self, CLOSE, CONTINUATION, FIN, Frame, PING, PONG, Raw, TEXT};
 use fanfare_cluster_tests::{Node, NodeOptions, SOON, Socket, http};
@@ -8,13 +8,13 @@ async fn node() -> Node {
     Node::start(NodeOptions::default()).await
 }
 
-/// The next frame, as its opcode with the text of it.
+/// Reads the next frame: its opcode and text.
 async fn next(socket: &mut Socket) -> (u8, String) {
     let Frame { opcode, payload, .. } = socket.raw().frame(SOON).await.expect("a frame");
     (opcode, String::from_utf8_lossy(&payload).into_owned())
 }
 
-/// The frames up to the close, by their opcodes, and the code of it; after it the connection must end.
+/// Reads until the close; gives the opcodes of the frames and the close code. After it the connection must end.
 async fn closed(socket: &mut Socket) -> (Vec<u8>, Option<u16>) {
     let mut opcodes = Vec::new();
     loop {
@@ -90,7 +90,7 @@ async fn a_close_is_answered_with_its_own_code() {
     assert_eq!(closed(&mut socket).await, (vec![CLOSE], Some(1000)));
 }
 
-/// The node has said that the connection is over, and gives the client time to close it.
+/// The node has announced the end of the connection, and gives the client time to close it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_close_before_that_of_the_node_is_answered_with_its_code() {
     let node = node().await;

@@ -1,4 +1,4 @@
-//! Server-sent events: what a browser's EventSource does.
+//! Server-sent events, as a browser's EventSource uses them.
 
 use std::collections::VecDeque;
 
@@ -18,15 +18,15 @@ fn options() -> NodeOptions {
     NodeOptions::default().directory(directory(r#"{ "a" = ["subscribe"] }"#, None), KEY)
 }
 
-/// A stream that is open.
+/// An open stream.
 struct Events {
     raw: Raw,
     text: String,
-    /// Events that came and were not looked at.
+    /// Events that were read and not yet returned.
     waiting: VecDeque<Event>,
 }
 
-/// `event`, `id` and `data` of one, or a comment alone.
+/// An event with `event`, `id` and `data`, or a comment alone.
 #[derive(Debug, Clone, PartialEq)]
 struct Event {
     name: String,
@@ -56,7 +56,7 @@ impl Events {
         (status, head, Self { raw, text: String::new(), waiting: VecDeque::new() })
     }
 
-    /// The next block, however the chunks cut it; none at the end.
+    /// Reads the next block, over any chunks; `None` at the end.
     async fn block(&mut self) -> Option<String> {
         loop {
             if let Some((block, rest)) = self.text.split_once("\n\n") {
@@ -83,7 +83,7 @@ impl Events {
         }
     }
 
-    /// The next event of a name; what comes before it stays.
+    /// Gives the next event of a name; earlier events stay.
     async fn find(&mut self, name: &str) -> Event {
         if let Some(place) = self.waiting.iter().position(|event| event.name == name) {
             return self.waiting.remove(place).expect("it stands there");
@@ -142,7 +142,7 @@ async fn a_stream_of_two_channels_is_resumed_by_its_last_id() {
         .map(|event| event.data["messages"][0]["data"].as_str().expect("a text").to_owned());
     missed.sort();
     assert_eq!(missed, ["missed a", "missed b"]);
-    // A page that was loaded again has no other way than the query, and the browser's own header is newer than that.
+    // A reloaded page has only the query, and the browser's own header is newer than that.
     let reloaded = format!("{query}&lastEventId={}", message.id);
     for (last, resumed) in [(None, true), (Some(&*message.id), true), (Some("x,y"), false)] {
         let mut events = Events::open(&node, &reloaded, last).await;
@@ -181,8 +181,7 @@ async fn a_stream_is_refused_as_a_socket_is() {
     assert_eq!(http::request(node.addr(), "POST", &path, &[], "").await.status, 405);
 }
 
-/// A change of the capability that no longer covers a channel ends the stream, also if a socket would go on
-/// with what is left.
+/// A capability that no longer covers a channel ends the stream, although a socket would keep its other channels.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_ends_when_its_key_may_not_subscribe_any_more() {
     let node = Node::start(NodeOptions::default().directory(directory(ALL, None), KEY)).await;
@@ -231,7 +230,7 @@ async fn silent_sse_stream_is_kept_by_comments_and_ends_when_dropped() {
     let node = Node::start(options().limit("heartbeat_ms", 200).limit("http_stall_ms", 100)).await;
     let mut events = Events::open(&node, &format!("?channel=a&key={KEY}"), None).await;
     events.find("attached").await;
-    // Long enough for a session that hears nothing to be taken for dead.
+    // Longer than the timeout of a silent session.
     let began = std::time::Instant::now();
     while began.elapsed().as_millis() < 11_500 {
         assert_eq!(events.block().await.as_deref(), Some(":"));
@@ -248,7 +247,7 @@ async fn silent_sse_stream_is_kept_by_comments_and_ends_when_dropped() {
 #[tokio::test(flavor = "multi_thread")]
 async fn client_that_closes_its_side_frees_its_quota_slot_at_once() {
     let tls = Tls::default();
-    // No comment is written meanwhile, which would fail.
+    // No comment is written meanwhile, whose failure would end the stream.
     let long = |options: NodeOptions| options.limit("heartbeat_ms", 600_000);
     let one_slot = directory(ALL, Some(1));
     let plain = Node::start(long(NodeOptions::default().directory(one_slot.clone(), KEY))).await;
@@ -257,7 +256,7 @@ async fn client_that_closes_its_side_frees_its_quota_slot_at_once() {
     for way in ["close", "half close", "more than was asked, and close", "tls", "tls without a word", "last"]
     {
         let node = if way.starts_with("tls") { &secure } else { &plain };
-        // The seat of the one before is free.
+        // The quota slot of the former stream is free.
         let mut open = None;
         wait_until(SOON, way, async || {
             let raw = if way.starts_with("tls") {
@@ -344,7 +343,7 @@ async fn sse_stream_reports_present_members_and_presence_changes() {
     let last = events.next().await.expect("the stream goes on");
     assert_eq!(last.data["messages"][0]["data"], "the last", "and no change that was missed");
 
-    // The key of `a` alone may only subscribe.
+    // The key allows only subscribe on `a`.
     let mut events = Events::open(&node, "?channel=a&key=secret.k2", None).await;
     assert_eq!(events.next().await.expect("an event").data["presence"], false);
     assert_eq!(socket.ask(change("update", "eve", json!(5))).await["op"], 1);
@@ -352,7 +351,7 @@ async fn sse_stream_reports_present_members_and_presence_changes() {
     assert_eq!(events.next().await.expect("an event").name, "message", "nothing of presence before it");
 }
 
-/// Client id and data of those that a page of the list tells of.
+/// Gives client id and data of the members on a page.
 fn members(page: &Event) -> Vec<(&str, &Value)> {
     let members = page.data["members"].as_array().expect("a list");
     members

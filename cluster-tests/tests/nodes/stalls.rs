@@ -1,4 +1,5 @@
-//! A stopped node: what its own clients receive when it runs on, and in which order. [`super::pause_is_a_death`] has the rest.
+//! A stalled node: its own clients after the stall, and the order of their messages. [`super::pause_is_a_death`] has
+//! the rest.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ async fn over_cassandra() -> Option<Cluster> {
     Some(Cluster::linked_with(3, |options| cassandra.store(options, &keyspace)).await)
 }
 
-/// The watchers of the stopped node receive no event of members that are on the other nodes all the time, nor does anybody else.
+/// No subscriber, on the stalled node or elsewhere, gets events of members that stay on the other nodes.
 async fn members_of_other_nodes_stay(mut cluster: Cluster) {
     let nodes = cluster.nodes();
     let mut members = Vec::new();
@@ -36,7 +37,7 @@ async fn members_of_other_nodes_stay(mut cluster: Cluster) {
         watchers.push(socket);
     }
     nodes[2].pause();
-    // The others let it leave the cluster meanwhile.
+    // Its peers declare the node down meanwhile.
     until_down(&nodes[..2], "n2").await;
     nodes[2].resume_until_restarted(1).await;
     for mut socket in watchers {
@@ -63,7 +64,7 @@ async fn stalled_node_over_scylla_reports_no_leave_of_remote_members() {
     members_of_other_nodes_stay(cluster).await;
 }
 
-/// A subscriber of one channel with one publisher, which comes back to the same node.
+/// A subscriber of one channel with one publisher, which reconnects to the same node.
 struct Reader {
     socket: Socket,
     place: ChannelSequence,
@@ -109,7 +110,7 @@ impl Reader {
         }
     }
 
-    /// Reads until all before that number have come, or a loss was told.
+    /// Reads until all earlier numbers have come, or a loss was reported.
     async fn read_to(&mut self, number: u64) {
         let end = Instant::now() + SOON;
         while self.place.next.unwrap_or(0) < number {
@@ -121,7 +122,7 @@ impl Reader {
     }
 }
 
-/// Publishes numbers at two nodes in turn, each when the one before is acknowledged.
+/// Publishes numbers at two nodes in turn, each after the ack of the one before.
 struct Publisher {
     sockets: [Socket; 2],
     next: u64,
@@ -139,7 +140,7 @@ impl Publisher {
     }
 }
 
-/// The node of the subscriber is stopped several times while a publisher changes between the two others.
+/// The subscriber's node is stalled several times while a publisher changes between the two others.
 async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
     let nodes = cluster.nodes();
     let mut publisher = Publisher::on(nodes).await;
@@ -198,7 +199,8 @@ async fn stopped_node_over_scylla_delivers_acknowledged_in_order() {
     order_holds_over_deaths(cluster).await;
 }
 
-/// An ack waits for these stops, so the second node has no message before the stopped one has the first.
+/// Checks the order over stalls that are shorter than the wait for a peer ack, so that the second node gets no message
+/// before the stalled one has the first.
 async fn order_holds_over_blinks(mut cluster: Cluster) {
     let reader = order_holds(&mut cluster, &[300, 400, 300, 400, 300, 400]).await;
     assert!(reader.faults.is_empty(), "{:?} in {:?}", reader.faults, reader.frames);

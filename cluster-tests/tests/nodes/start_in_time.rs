@@ -1,4 +1,4 @@
-//! A node that does not become ready in time fails its test at once, and is not left behind.
+//! A node that is not ready in time fails its test at once, and is killed.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use fanfare_cluster_tests::directory::ALL;
 use fanfare_cluster_tests::{Directory, Node, NodeOptions};
 use futures_util::FutureExt as _;
 
-/// A node with a seed that does not answer is not ready before three seconds are over.
+/// Time too short for a start: with a seed that does not answer a node is not ready before three seconds.
 const TOO_SHORT: Duration = Duration::from_millis(500);
 
-/// Whether there is a process that was started with this in its environment.
+/// Whether a process with this environment variable runs.
 fn is_running(variable: &str) -> bool {
     let processes = std::fs::read_dir("/proc").expect("the processes of this machine").filter_map(Result::ok);
     processes

@@ -1,4 +1,4 @@
-//! A node tells those who run it how it stands: the supervisor that has started it, and whoever reads the metrics of its process.
+//! Health of a node for its supervisor, and for readers of its process metrics.
 
 use std::os::unix::net::UnixDatagram;
 
@@ -29,7 +29,7 @@ async fn metrics_have_the_process_and_its_version() {
     assert_eq!(node.metric(&version).await, 1.0);
     assert!(node.metric("process_resident_memory_bytes").await > 1_000_000.0);
     let cpu = node.metric("process_cpu_seconds_total").await;
-    // It is counted in whole seconds, so the node works for one.
+    // CPU time is counted in whole seconds, so the node works for one.
     let is_counted = async || {
         for _ in 0..100 {
             node.metric("fanfare_open_files").await;

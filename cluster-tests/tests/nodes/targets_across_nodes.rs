@@ -1,4 +1,4 @@
-//! Three nodes on one store: each event leaves from the node that accepted it, once.
+//! Three nodes on one store: each event is sent once, by the origin of its message.
 
 use std::collections::HashSet;
 
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 const KEY: &str = "secret.k1";
 const MESSAGES: usize = 60;
 const NODES: usize = 3;
-/// Several nodes of a database on a busy machine take their time.
+/// Wait for the store: several nodes of a database are slow on a busy machine.
 const STORE_WAIT_MS: u64 = 8_000;
 
-/// Each message says in its data which node it was given to; half of them come by socket.
+/// Publishes messages that name their node in the data; half of them over sockets.
 async fn publish(nodes: &[Node], sockets: &mut [Socket]) {
     let authorization = http::basic(KEY);
     let headers = [("authorization", authorization.as_str())];
@@ -35,7 +35,7 @@ async fn publish(nodes: &[Node], sockets: &mut [Socket]) {
     }
 }
 
-/// Reads until the node has delivered all messages, so that it has had all that others forward to it.
+/// Reads until the node has delivered all messages, and so has received all forwards.
 async fn until_forwarded(socket: &mut Socket) {
     let mut count = 0;
     while count < MESSAGES {
@@ -44,7 +44,7 @@ async fn until_forwarded(socket: &mut Socket) {
     }
 }
 
-/// Every message and every member once, each from its own node.
+/// Asserts that every message and every member is there once, from its own node.
 fn assert_once_from_its_node(target: &str, envelopes: &[Value]) {
     let mut seen = HashSet::new();
     for envelope in envelopes {
@@ -81,7 +81,7 @@ async fn scylla_three_nodes_send_each_event_once() {
     };
     let mut cluster = Cluster::linked_with(NODES, stored).await;
     let nodes = cluster.nodes();
-    // Attached everywhere, so that each event is forwarded to both others.
+    // Attached on every node, so that each event is forwarded to both others.
     let mut sockets = Vec::new();
     for (index, node) in nodes.iter().enumerate() {
         let mut socket = Socket::open(node, &format!("?clientId=n{index}")).await;

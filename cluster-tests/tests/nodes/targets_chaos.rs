@@ -1,5 +1,6 @@
-//! A queue, an AMQP target and a webhook, while the broker, the receiver and the node fail: each gets every acknowledged message at
-//! least once, in the order of its channel, and retries repeat the event id and the bytes of their batch.
+//! A queue, an AMQP target and a webhook, while the broker, the receiver and the node fail: each gets every
+//! acknowledged message at least once, in the order of its channel, and a retry repeats the event id and the bytes of
+//! its batch.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,10 +17,10 @@ use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
 const CHANNELS: [&str; 3] = ["a", "#", "b.c"];
-/// The wait between two attempts at a receiver has grown by then.
+/// Greatest time until a target has recovered, since the delay between attempts grows.
 const RECOVERED: Duration = Duration::from_secs(180);
 
-/// A number of each channel that is published next, and those that were acknowledged.
+/// Next number of each channel, and the acknowledged numbers.
 #[derive(Default)]
 struct Publisher {
     next: u64,
@@ -44,12 +45,12 @@ impl Publisher {
     }
 }
 
-/// The attempts at one target: event ids and bodies, in the order in which they came.
+/// Attempts at one target: event ids and bodies, in the order of arrival.
 #[derive(Default)]
 struct Attempts(Vec<(String, Vec<u8>)>);
 
 impl Attempts {
-    /// The numbers of a channel, each where it came first.
+    /// Gives the numbers of a channel, each at its first arrival.
     fn numbers(&self, channel: &str) -> Vec<u64> {
         let mut numbers = Vec::new();
         for (_, body) in &self.0 {
@@ -72,7 +73,7 @@ impl Attempts {
         })
     }
 
-    /// Holds for those that the target took, and for all attempts at it.
+    /// Asserts the order of the accepted attempts, and of all attempts.
     fn assert_in_order(&self, target: &str) {
         for channel in CHANNELS {
             let numbers = self.numbers(channel);

@@ -20,7 +20,7 @@ async fn open(tls: &Tls, node: &Node, query: &str) -> Socket {
     Socket::over(tls.raw(node.addr()).await, query, &http::basic(&node.key())).await
 }
 
-/// The value of a metric without labels.
+/// Asserts that the node serves over TLS and has not panicked.
 async fn assert_well(tls: &Tls, node: &Node) {
     let health = tls.http(node.addr()).await.request("GET", "/health", &[], "").await.expect("an answer");
     assert_eq!((health.status, &health.body[..]), (200, &b"ok"[..]), "{}", node.log());
@@ -62,9 +62,9 @@ async fn a_socket_and_http_serve_each_other() {
         for number in 0..MESSAGES {
             assert_eq!(socket.message(&channel).await["messages"][0]["data"][0], number);
         }
-        // Answers come in order: all before it is stored as well.
+        // Answers come in order, so all earlier messages are stored as well.
         socket.publish(&channel, json!({"data": ["last"]})).await;
-        // Several times what is encrypted at once.
+        // Several times the size that is encrypted at once.
         let path = format!("/api/channels/{channel}/history?limit=1000");
         let page = http.request("GET", &path, &headers, "").await.expect("an answer").json();
         let messages = page["messages"].as_array().expect("messages");
@@ -143,7 +143,7 @@ async fn http_1_1_is_agreed_on_and_sessions_are_resumed() {
             let connection = stream.get_ref().1;
             assert_eq!(connection.alpn_protocol(), Some(&b"http/1.1"[..]));
             let found = connection.handshake_kind();
-            // TLS 1.3 has a kind of its own for a first handshake that took another round.
+            // TLS 1.3 has a kind of its own for a first handshake with another round trip.
             let full = matches!(found, Some(HandshakeKind::Full | HandshakeKind::FullWithHelloRetryRequest));
             assert_eq!(full, kind == HandshakeKind::Full, "{found:?}");
         }
@@ -201,7 +201,7 @@ async fn connection_without_tls_is_closed_at_once() {
     let tls = Tls::default();
     let node = Node::start(tls.node().limit("header_ms", 600_000)).await;
     let before = node.resident_bytes();
-    // A ClientHello that claims 16 MB, in records that are whole.
+    // A ClientHello that claims 16 MB, in complete records.
     let mut huge = Vec::new();
     for part in 0..200 {
         huge.extend([22, 3, 1, 0x40, 0]);
@@ -233,7 +233,7 @@ async fn a_handshake_has_the_time_of_a_head() {
     let mut silent = Raw::connect(node.addr()).await;
     let mut half = Raw::connect(node.addr()).await;
     half.write(&[22, 3, 1, 0x02, 0, 1, 0, 1]).await;
-    // Its handshake is done, its request never comes.
+    // The handshake is complete, and no request follows.
     let mut idle = tls.raw(node.addr()).await;
     for (what, raw) in [("silent", &mut silent), ("half", &mut half), ("idle", &mut idle)] {
         assert_eq!(raw.end(SOON).await, End::Gone, "{what}");
@@ -301,7 +301,7 @@ async fn reader_that_takes_nothing_is_ended_despite_outbox_space() {
     let mut stalled = Socket::over(tls.raw_slow(node.addr(), 4 * 1024).await, "", &key).await;
     stalled.attach("flood").await;
     let mut writer = open(&tls, &node, "").await;
-    // More than the kernel takes.
+    // More than the kernel's buffers hold.
     let filler = "x".repeat(60_000);
     for number in 0..200 {
         writer.publish("flood", json!({"data": [number, filler]})).await;

@@ -1,4 +1,4 @@
-//! The token flow of the client library: the application's server answers in any of three ways, and is asked again in time.
+//! Token flow of the client library: the application's server answers in one of three ways, and is asked again in time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ enum Kind {
     Request,
 }
 
-/// The answer of an application that holds the key of the node at `addr`.
+/// Gives the answer of an application that holds the key of the node at `addr`.
 async fn answer(kind: Kind, key: Key, addr: SocketAddr, ttl_ms: u64) -> String {
     match kind {
         Kind::Jwt => jwt(&key, ttl_ms),
@@ -56,7 +56,7 @@ fn key_of(node: &Node) -> Key {
     node.key().parse().expect("a key")
 }
 
-/// The token server of an application, for one kind of answer.
+/// Starts the token server of an application, for one kind of answer.
 async fn application(node: &Node, kind: Kind, ttl_ms: u64) -> AuthServer {
     let (key, addr) = (key_of(node), node.addr());
     AuthServer::start(move || answer(kind, key.clone(), addr, ttl_ms)).await
@@ -76,7 +76,7 @@ async fn next(client: &mut Client) -> Event {
     timeout(SOON, client.next()).await.expect("an event comes").expect("it goes on")
 }
 
-/// The connection after a lost one.
+/// Waits for the connection after a lost one.
 async fn reconnected(client: &mut Client) -> Connected {
     loop {
         match next(client).await {

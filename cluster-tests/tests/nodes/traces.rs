@@ -1,4 +1,4 @@
-//! Traces of real nodes, as a collector has them.
+//! Traces of real nodes, as a collector receives them.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use fanfare_cluster_tests::{Directory, Node, NodeOptions, SOON, Socket, http, wa
 use serde_json::{Value, json};
 
 const KEY: &str = "secret.k1";
-/// A stop of a node alone, with a second for its spans, on a busy machine.
+/// Greatest time of a node's stop, with a second for its spans, on a busy machine.
 const STOP_MAX: Duration = Duration::from_secs(10);
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 const CALLER: &str = "00f067aa0ba902b7";
@@ -138,7 +138,7 @@ async fn unsampled_and_malformed_parents_export_nothing() {
     let mut socket = Socket::open(&node, "").await;
     socket.attach("room").await;
     socket.publish("room", json!({})).await;
-    // What is exported is exported in the order in which it ended.
+    // Spans are exported in the order of their ends.
     assert_eq!(publish(&node, path, &[("traceparent", &parent("01"))], json!({})).await, 200);
     let names = ["POST /api/channels/{channel}/publish", "publish", "store", "deliver"];
     let node_id = one_node(&collector).await;
@@ -148,7 +148,7 @@ async fn unsampled_and_malformed_parents_export_nothing() {
     assert_eq!(parents, 1);
 }
 
-/// The id of the node that has exported something.
+/// Gives the id of the node that has exported spans.
 async fn one_node(collector: &Collector) -> String {
     wait_until(SOON, "a span", async || !collector.spans().is_empty()).await;
     collector.spans().remove(0).node
@@ -189,7 +189,7 @@ async fn a_batch_of_a_webhook_has_links_to_its_publishes() {
     let options = options.environment("FANFARE_WEBHOOK_ALLOW", "127.0.0.1");
     let node = Node::start(collector.traced(options, "0")).await;
     let path = "/api/channels/room/publish";
-    // The first one is fixed with its attempt; those behind it come together.
+    // The first event is alone in its batch; the later ones share one.
     assert_eq!(publish(&node, path, &[], json!({"data": 0})).await, 200);
     wait_until(SOON, "an attempt", async || !receiver.received().is_empty()).await;
     let other = TRACE.replace('4', "5");
@@ -218,7 +218,7 @@ async fn a_batch_of_a_webhook_has_links_to_its_publishes() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_collector_that_is_down_costs_spans_and_no_publish() {
-    /// Each has two spans, and no more than 4 096 wait.
+    /// Number of publishes, with two spans each. At most 4 096 spans wait.
     const PUBLISHES: usize = 4_000;
     let collector = Collector::start().await;
     collector.answer(Answer::Hang);

@@ -8,7 +8,7 @@ async fn serves_and_stops(level: &str) {
     let mut node = Node::start(options).await;
     let mut socket = Socket::open(&node, "").await;
     socket.attach("room").await;
-    // Each request is told of at that level.
+    // At that level each request is logged.
     wait_until(SOON, "a line that is dropped", async || {
         for _ in 0..100 {
             let headers = [("authorization", "Basic bm8=")];
@@ -42,7 +42,7 @@ async fn at_info_it_stops() {
     assert_eq!(node.stop().await.code(), Some(0));
 }
 
-/// The node reports the failure to the same pipe.
+/// The node reports the failure to the same full pipe.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_fails_ends() {
     let mut node = Node::start(NodeOptions::default().unread()).await;
@@ -50,7 +50,7 @@ async fn one_that_fails_ends() {
     client.attach("room").await;
     node.terminate();
     client.find("to be asked to go", |frame| frame["op"] == 4).await;
-    // The second one is not waited for.
+    // After the second signal the node does not wait for its clients.
     node.terminate();
     assert!(matches!(node.ended().await.code(), Some(0 | 1)));
 }

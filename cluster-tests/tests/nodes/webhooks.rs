@@ -19,7 +19,7 @@ fn hook(receiver: &Receiver, more: &str) -> String {
     format!("kind = \"webhook\"\nurl = \"{}\"\nsecret = \"{SECRET}\"\n{more}", receiver.url())
 }
 
-/// A node with one account and these integrations; the guard lets it reach the receivers.
+/// Options of a node with one account and these integrations, which may connect to the receivers.
 fn options(integrations: &[(&str, String)]) -> NodeOptions {
     let account = Directory::default().account("acme");
     let with_targets =
@@ -36,7 +36,7 @@ async fn publish(node: &Node, channel: &str, body: Value) -> u16 {
     http::request(node.addr(), "POST", &path, &headers, body.to_string()).await.status
 }
 
-/// The `data` of all items of a channel that the receiver took, in the order in which they came.
+/// Gives the `data` of all items of a channel that the receiver accepted, in the order of arrival.
 fn data(received: &[ReceivedRequest], channel: &str) -> Vec<Value> {
     let taken = received.iter().filter(|request| request.is_taken).map(ReceivedRequest::envelope);
     let of_channel = taken.filter(|envelope| envelope["channel"] == channel);
@@ -90,7 +90,7 @@ async fn hostile_names_reach_their_target_alone() {
     let mut integrations = vec![("all".to_owned(), hook(&all, ""))];
     for (index, name) in names.iter().enumerate() {
         let receiver = Receiver::start().await;
-        // One star is the pattern of every channel, and two stand for names that begin with one.
+        // A single star matches every channel, and two stars match names that begin with a star.
         let pattern = if name == "*" { "**" } else { name };
         let fields = hook(&receiver, &format!("channels = [{}]", hostile::toml(pattern)));
         integrations.push((format!("t{index}"), fields));
@@ -167,7 +167,7 @@ async fn presence_and_messages_reach_their_target_alone() {
     node.assert_no_panic();
 }
 
-/// Publishes these numbers on three channels, and notes those that the node acknowledges.
+/// Publishes these numbers on three channels, and records the acknowledged ones.
 async fn publish_for(
     node: &Node,
     numbers: std::ops::Range<u64>,

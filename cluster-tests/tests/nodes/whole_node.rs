@@ -1,4 +1,4 @@
-//! Rules for a node as a whole: start, end, pauses, bounds, and one form for every answer.
+//! Rules for a node as a whole: start, end, stalls, bounds, and one form for every answer.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ async fn auth_off_needs_no_credential() {
     assert_eq!(socket.message("open").await["messages"][0]["data"], "for all");
     let page = http::request(node.addr(), "GET", "/api/channels/open/history", &[], "").await;
     assert_eq!((page.status, &page.json()["messages"][0]["data"]), (200, &json!("for all")));
-    // Longer than it takes to look at the directory anew.
+    // Longer than the interval of checks of the directory.
     assert_eq!(socket.next_within(Duration::from_millis(1_500)).await, Err(SocketEnd::Silence));
     node.assert_well().await;
 }
@@ -175,7 +175,7 @@ async fn clients_that_stay_are_closed_within_a_short_drain_timeout() {
     node.assert_no_panic();
 }
 
-/// A load balancer learns it from the node, not from a refused connection.
+/// A load balancer learns of the drain from the answer, before connections are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopping_node_says_that_it_is_draining() {
     let node = Node::start(NodeOptions::default()).await;
@@ -277,7 +277,7 @@ async fn publish_of_very_many_messages_is_refused_or_harmless() {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_of_a_slow_subscriber_are_still_answered() {
     const MIB: u64 = 1024 * 1024;
-    // More than the system's buffers take stays in the outbox, and that is less than its bound.
+    // The bytes beyond the system's buffers stay in the outbox, within its bound.
     let node = Node::start(NodeOptions::default().limit("outbox_bytes", 16 * MIB)).await;
     let mut slow = Socket::open(&node, "").await;
     let mut observer = Socket::open(&node, "").await;
@@ -310,7 +310,7 @@ async fn requests_of_a_slow_subscriber_are_still_answered() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn client_that_spoke_during_a_node_stall_is_not_timed_out() {
-    // Dead after 2 × 500 ms + 10 s.
+    // Longer than the timeout of 2 × 500 ms + 10 s.
     let pause = Duration::from_millis(11_500);
     let node = Node::start(NodeOptions::default().limit("heartbeat_ms", 500)).await;
     let mut talking = Vec::new();

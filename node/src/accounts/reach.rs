@@ -72,7 +72,7 @@ fn other_region(field: &str, of_arn: Option<&str>, access: &AwsAccess) -> Option
     (region != of_arn).then(|| format!("is {region}, and {field} is of {of_arn}: AWS refuses such a call"))
 }
 
-/// Why no connection to the URL is allowed, as far as that is known without DNS.
+/// Reason why no connection to the URL is allowed, as far as known without DNS.
 fn closed(url: &Url, allow: &[AllowRule]) -> Option<String> {
     let (host, port) = (url.host_str()?, url.port_or_known_default()?);
     let guard = AddressGuard::of(allow, port);

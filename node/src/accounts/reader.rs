@@ -28,7 +28,7 @@ impl fmt::Display for DirectoryMistake {
     }
 }
 
-/// Why a directory file was refused.
+/// Reason for which a directory file was refused.
 #[derive(Debug)]
 pub enum DirectoryError {
     Unreadable { path: PathBuf, source: std::io::Error },

@@ -17,7 +17,7 @@ use crate::accounts::Key;
 use crate::model::{Capability, ClientId, Limits, NameError, Nonce, UsageKind};
 use crate::telemetry::Limit;
 
-/// Why no token was issued, in the order of the checks; the text is sent to the client.
+/// Reason for which no token was issued, in the order of the checks; the text is sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExchangeError {
     /// The request fails, and so many of this address and key have failed within the second that the reason is

@@ -18,7 +18,7 @@ const OTHER_NODES_FACTOR: usize = 4;
 /// Bound of the keys with revocations, far above their real number.
 const KEYS_MAX: usize = 1_000_000;
 
-/// Why no token was revoked; the text is sent to the client.
+/// Reason for which no token was revoked; the text is sent to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RevokeError {
     /// The credential is a token, or another key.

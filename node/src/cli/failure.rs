@@ -30,7 +30,7 @@ impl CommandOutcome {
     }
 }
 
-/// Why a command could not do its work, in words for the terminal.
+/// Failure of a command, in words for the terminal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// Failure with exit code 1.

@@ -32,7 +32,7 @@ pub(super) struct TokenArguments {
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
 
-    /// How long the token holds, such as 90s, 10m or 2h; at most 48h unless the node is set otherwise [default: 1h]
+    /// Lifetime of the token, such as 90s, 10m or 2h; at most 48h unless the node is set otherwise [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = ttl_ms)]
     ttl: Option<u64>,
 

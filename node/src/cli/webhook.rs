@@ -158,7 +158,7 @@ impl WebhookPrinter {
         lines
     }
 
-    /// Why the request may not be from the service.
+    /// Gives the reason why the request may not be from the service; `None` if it is.
     fn doubt(&self, headers: &HeaderMap, body: &[u8]) -> Option<String> {
         let Some(secret) = &self.secret else { return Some("no secret is given".to_owned()) };
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());

@@ -186,7 +186,7 @@ pub enum PeerRequest {
     Settle,
     /// Deliver this stored message to the subscribers of the channel, or tell them of a continuity loss.
     Deliver { key: ChannelKey, stamp: Stamp },
-    /// How many connections are attached to each of these channels.
+    /// Asks for the number of connections that are attached to each of these channels.
     Attached(Vec<ChannelKey>),
 }
 

@@ -85,7 +85,7 @@ pub struct ClientFiles {
     sockets: Arc<AtomicUsize>,
     memory: Arc<MemoryMonitor>,
     begun: Instant,
-    /// When the system last had no file left, in milliseconds since `begun`. 0: never.
+    /// Time at which the system last had no file left, in milliseconds since `begun`; 0: never.
     out_of_files_ms: AtomicU64,
 }
 

@@ -301,7 +301,7 @@ impl Hub {
         self.enforce_budget();
     }
 
-    /// How long missed messages are kept and positions can be resumed.
+    /// Time for which missed messages are kept and positions can be resumed.
     pub fn retention(&self) -> Duration {
         Duration::from_millis(self.replay_budget.keep_ms)
     }

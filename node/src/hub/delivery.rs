@@ -197,7 +197,7 @@ impl MessageDelivery {
         self.encode(format, 0, &self.position.serial().join(has))
     }
 
-    /// How many of the messages are at or before the offset.
+    /// Gives the number of messages that are at or before the offset.
     fn before(&self, offset: u64) -> u64 {
         offset.saturating_sub(self.offset() - self.count()).min(self.count())
     }

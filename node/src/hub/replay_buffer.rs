@@ -23,7 +23,7 @@ pub(super) struct ReplayBuffer {
     bytes: usize,
     /// Whether entries before the first one may have been dropped.
     has_dropped: bool,
-    /// How often earlier messages were prepended over dropped offsets, and the offset below which they were.
+    /// Number of times that earlier messages were prepended over dropped offsets, and the offset below which they were.
     used_again: (u32, u64),
     /// State of the cluster backfill since the buffer was opened.
     pub(super) cluster_backfill: ClusterBackfillState,

@@ -21,7 +21,7 @@ pub struct AttachResult {
     pub missed_ms: u64,
 }
 
-/// How a client is brought from its position to the channel's.
+/// Way of bringing a client from its position to the channel's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeStart {
     /// The client is up to date.

@@ -1,6 +1,6 @@
 use std::ops::AddAssign;
 
-/// How many connections are attached to a channel, on one node or on several.
+/// Number of connections that are attached to a channel, on one node or on several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttachedCount {
     pub connections: u64,

@@ -44,7 +44,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why a capability map was refused, as one sentence for its author.
+/// Reason for which a capability map was refused, as one sentence for its author.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CapabilityError(String);
 

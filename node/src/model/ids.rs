@@ -37,7 +37,7 @@ impl fmt::Debug for AccountId {
 /// The name of an API key (`kid`): `[A-Za-z0-9_-]{1,64}`.
 pub type KeyName = Arc<str>;
 
-/// Why a channel name, clientId or event name was refused. The text contains no value.
+/// Reason for which a channel name, clientId or event name was refused. The text contains no value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NameError {
     Empty,

@@ -71,7 +71,7 @@ pub struct Limits {
     pub token_ttl_max_ms: u64,
     pub nonce_characters_min: usize,
     pub nonce_characters_max: usize,
-    /// How long a nonce is remembered.
+    /// Time for which a nonce is remembered, in milliseconds.
     pub nonce_memory_ms: u64,
     /// Nonces remembered in each window of `nonce_memory_ms`.
     pub remembered_nonces: usize,

@@ -11,7 +11,7 @@ use super::ids::{ChannelKey, ClientId, ConnectionId, NameError, check_name};
 use super::limits::Limits;
 use super::usage::Amount;
 
-/// Why a draft was refused; the text names the field.
+/// Reason for which a draft was refused; the text names the field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DraftError {
     /// HTTP 413, Nack 40009.

@@ -9,7 +9,7 @@ use crate::publish::{PublishAck, PublishError, PublishRequest};
 use crate::telemetry::traces::TraceSpanKind;
 use crate::telemetry::{Limit, TraceSpan};
 
-/// How a publish or presence request ended.
+/// Outcome of a publish or presence request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublishResult {
     /// Stored as far as the channel's history requires; one stamp per message, none for presence.

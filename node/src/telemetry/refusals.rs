@@ -34,7 +34,7 @@ const CLOSE_CODES: [u16; 9] = [
     close::RATE,
 ];
 
-/// Why the admin listener refuses a request.
+/// Reason for which the admin listener refuses a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminRefusal {
     Token,
@@ -57,7 +57,7 @@ impl AdminRefusal {
     }
 }
 
-/// Why a connection to the peer listener is refused.
+/// Reason for which a connection to the peer listener is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerRefusal {
     /// The TLS handshake failed.

@@ -20,7 +20,7 @@ use super::TlsConnection;
 const POLL: Duration = Duration::from_millis(500);
 const ALPN: &[u8] = b"http/1.1";
 
-/// Why a certificate and key were refused. Never contains anything of the key.
+/// Reason for which a certificate and key were refused. Never contains anything of the key.
 #[derive(Debug)]
 pub enum CertificateError {
     Unreadable { path: PathBuf, source: std::io::Error },

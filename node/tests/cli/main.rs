@@ -74,7 +74,7 @@ fn failed_command_exits_with_1_and_reason() {
     }
 }
 
-/// A folder may hold the key of a development node; whoever else is called is not to get it.
+/// A folder may hold the key of a development node, which must not be sent to any other address.
 #[test]
 fn the_key_of_this_machine_is_sent_to_no_other() {
     let folder = tempfile::tempdir().unwrap();
@@ -294,7 +294,7 @@ fn a_start_that_fails_leaves_no_data_folder_behind() {
     }
 }
 
-/// A node that is ready, with its data where the arguments say.
+/// Starts a node that keeps its data where the arguments say, and waits until it is ready.
 fn started(folder: &Path, arguments: &[&str], data: &str) -> Child {
     let ends = ["serve", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
     let mut node = fanfare(folder, &[&ends, arguments].concat());

@@ -1,4 +1,4 @@
-//! A node that starts and `check-config` say the same of what is wrong.
+//! A node's start and `check-config` report the same about a wrong setting.
 
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -12,7 +12,7 @@ use super::{fanfare, run};
 
 const ENDS: [&str; 2] = ["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 
-/// The output of both commands; neither leaves anything behind.
+/// Output of both commands, neither of which may leave a file.
 fn refused(folder: &Path, arguments: &[&str]) -> String {
     let files = || folder.read_dir().expect("a folder").count();
     let before = files();
@@ -57,7 +57,7 @@ fn a_data_folder_without_rights_is_named_with_its_setting() {
     ] {
         for command in ["serve", "check-config"] {
             let program = env!("CARGO_BIN_EXE_fanfare");
-            // Root may write everywhere, unless that right is taken from it.
+            // Root may write everywhere, unless that capability is dropped.
             let mut process = if is_root {
                 let mut process = Command::new("setpriv");
                 process.args(["--bounding-set=-all", "--inh-caps=-all", program]);
@@ -74,7 +74,7 @@ fn a_data_folder_without_rights_is_named_with_its_setting() {
     }
 }
 
-/// Mistakes that only a start can find.
+/// Faults that only a start can find.
 #[test]
 fn a_file_of_the_data_folder_that_is_none_is_named() {
     for name in ["admin-token", "connection-key", "store", "dev-key"] {
@@ -87,14 +87,14 @@ fn a_file_of_the_data_folder_that_is_none_is_named() {
             fs::create_dir_all(&at).unwrap();
         }
         let (code, _, stderr) = run(folder.path(), &[&["serve"], &ENDS[..]].concat());
-        // The token is one that a check of the configuration reads, too.
+        // `check-config` reads the token, too.
         assert_eq!(code, if name == "admin-token" { 2 } else { 1 }, "{name} {stderr}");
         let named = if name == "dev-key" { "./data" } else { &format!("./data/{name}") };
         assert!(stderr.contains(named) && stderr.contains("--data-dir"), "{name} {stderr}");
     }
 }
 
-/// A system that takes no byte of a file, as a full disk does.
+/// A system that writes no byte to a file, as a full disk.
 #[test]
 fn a_first_start_on_a_full_disk_is_in_no_later_ones_way() {
     let folder = tempfile::tempdir().unwrap();
@@ -186,7 +186,7 @@ fn lines_without_a_reader_are_counted() {
     let until = Instant::now() + Duration::from_secs(20);
     let mut dropped = String::new();
     while up.is_some() && Instant::now() < until {
-        // Each is told of at that level.
+        // The node logs each request at that level.
         get("listen", "/time");
         let page = get("admin", "/metrics");
         let line = page.lines().find_map(|line| line.strip_prefix("fanfare_log_lines_dropped_total "));
@@ -204,7 +204,7 @@ fn lines_without_a_reader_are_counted() {
 fn a_store_that_finds_no_free_file_is_not_called_damaged() {
     let folder = tempfile::tempdir().unwrap();
     let mut printed = String::new();
-    // The store is what fails with some of these numbers, with fewer files what comes before it.
+    // With fewer files than these an earlier step of the start fails; in this range it is often the store.
     for files in 16..24 {
         let mut restricted = Command::new("sh");
         let program = env!("CARGO_BIN_EXE_fanfare");
@@ -234,7 +234,7 @@ fn until_node_is_up(folder: &Path) -> String {
     until_up(folder, fanfare(folder, &[&["serve"], &ENDS[..]].concat()))
 }
 
-/// The log of a node until it holds what is looked for, or the node has ended.
+/// Log of a node, once it contains the expected text or the node has ended.
 fn until_written(folder: &Path, mut node: Command, is_there: impl Fn(&str) -> bool) -> String {
     let log = folder.join("log");
     let mut node = node

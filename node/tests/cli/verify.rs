@@ -1,4 +1,4 @@
-//! The programs of the guide that verify a webhook, against what the node signs.
+//! The programs of the guide that verify a webhook, with signatures of the node.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use fanfare::model::Clock;
 use fanfare_proto::webhook::signature;
 
-/// Language, file, command before the file, argument that asks for the version.
+/// Language, file, command in front of the file, argument that prints the version.
 const PROGRAMS: [(&str, &str, &[&str], &str); 4] = [
     ("js", "verify.mjs", &["node"], "--version"),
     ("python", "verify.py", &["python3"], "--version"),
     ("ruby", "verify.rb", &["ruby"], "--version"),
     ("go", "verify.go", &["go", "run"], "version"),
 ];
-/// A machine that tests for others must have the rest.
+/// Language that may be missing also in CI, which must have the others.
 const MAY_BE_MISSING: &str = "ruby";
 const SECRET: &str = "hook-secret";
 
@@ -30,7 +30,7 @@ fn is_there(program: &str, version: &str) -> bool {
 fn verdict(file: &str, command: &[&str], arguments: [&str; 3], body: &[u8]) -> String {
     let mut run = Command::new(command[0]);
     run.args(&command[1..]).arg(guides().join("verify").join(file)).args(arguments);
-    // Go keeps the built parts of its library for the next run.
+    // Go keeps the compiled parts of its library there for the next run.
     run.env("GOCACHE", Path::new(env!("CARGO_TARGET_TMPDIR")).join("go")).env("GO111MODULE", "off");
     let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("it was there");
     run.stdin.take().expect("a pipe").write_all(body).expect("it reads");
@@ -50,7 +50,7 @@ fn programs_of_the_guide_verify_what_a_node_signs() {
         if !is_there(command[0], version) {
             let is_needed = std::env::var("CI").is_ok_and(|ci| ci == "true") && language != MAY_BE_MISSING;
             assert!(!is_needed, "{} is missing, so {file} cannot be tried", command[0]);
-            // Past the capture of the test, so that it is seen.
+            // Written directly to stderr, since the test's captured output would not be shown.
             writeln!(std::io::stderr(), "{} is missing, so {file} was not tried", command[0]).ok();
             continue;
         }

@@ -16,7 +16,7 @@ use serde_json::json;
 use socket::Socket;
 use traffic::{AckedItems, Publisher, Subscriber, assert_received_once};
 
-/// How long anything may take that should happen at once, on a machine that is busy with other tests.
+/// Timeout for anything that should happen at once, on a machine that is busy with other tests.
 const SOON: Duration = Duration::from_secs(30);
 const KEPT: &str = "kept:room";
 /// Name of a channel that keeps no history.
@@ -113,7 +113,8 @@ async fn given_id_is_stored_by_the_first_node_to_receive_it() {
     assert_eq!(forwarded, [log.appends * OTHERS; 2], "sent and taken, once for each node that wants it");
 }
 
-/// A member of the channel who enters on this node, and whose connection goes on from there to the next one, and then to the one after.
+/// A member that enters the channel on node `from`, and whose connection is resumed on the next node and then on the
+/// one after.
 async fn roam(nodes: &Nodes, acknowledged: &mut AckedItems, channel: &str, from: usize) {
     let name = format!("rover{from}");
     let open = |node: usize, more: String| {
@@ -179,7 +180,7 @@ async fn messages_replayed_on_resume_are_stored_only_once() {
     socket.attach(KEPT, &json!({})).await;
     let mut moving = Subscriber::new(socket);
     let filler = "x".repeat(1024);
-    // What is little is among the recent messages of the other node, and much is not.
+    // A small backlog is in the other node's replay buffer, a large one is not.
     for (step, (node, much)) in [(1, false), (2, true), (0, false), (1, true)].into_iter().enumerate() {
         for publisher in &mut publishers {
             let data = texts(&format!("heard in {step} of {}", publisher.node), 2);
@@ -233,7 +234,7 @@ async fn messages_rewound_for_new_subscriber_are_stored_only_once() {
             socket.attach(channel, &json!({"rewind": "15"})).await;
             let mut newcomer = Subscriber::new(socket);
             newcomer.receive_all(acknowledged.expected_on(channel)).await;
-            // Where nobody was attached there are no recent messages, and the store has all.
+            // A node without subscribers has no replay buffer of the channel, so it reads the store.
             assert_eq!(nodes.reads() > reads, !has_subscribers, "on node {node} of {channel}");
             subscribers.push(newcomer);
         }

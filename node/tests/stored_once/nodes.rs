@@ -46,7 +46,7 @@ capability = { "*" = ["subscribe", "publish", "presence", "history"] }
 const PROBE: &str = "passing:probe";
 const PROBE_LOOK: Duration = Duration::from_millis(20);
 
-/// Metrics are those of the process, so nodes of one test run at a time.
+/// Lock that each test holds: metrics are those of the process, so one test's nodes run at a time.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub(crate) struct Nodes {
@@ -57,7 +57,7 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    /// Linked, each with all others, and nothing is noted yet but the runs.
+    /// Starts the nodes and links each with all others. The log then has their incarnations and history policies alone.
     pub(crate) async fn start() -> Self {
         let alone = ALONE.lock().await;
         let folder = tempfile::tempdir().expect("a temporary folder");
@@ -88,7 +88,7 @@ impl Nodes {
         self.apps[node].addresses().listen
     }
 
-    /// A socket on each node.
+    /// Opens a socket on each node.
     pub(crate) async fn sockets(&self) -> Vec<Socket> {
         join_all((0..NODES).map(|node| Socket::open(self.addr(node), ""))).await
     }
@@ -101,13 +101,13 @@ impl Nodes {
         self.log.lock().reads
     }
 
-    /// All that the nodes were to store until their end.
+    /// Stops the nodes, and gives all that they were to store until their end.
     pub(crate) async fn stop(mut self) -> Log {
         join_all(self.apps.drain(..).map(App::stop)).await;
         std::mem::take(&mut *self.log.lock())
     }
 
-    /// Waits until each hears what any of them publishes.
+    /// Waits until each node receives the messages of every node.
     async fn until_linked(&self) {
         let mut sockets = self.sockets().await;
         for socket in &mut sockets {
@@ -129,7 +129,7 @@ impl Nodes {
     }
 }
 
-/// How often a publish was sent to a node, and taken by one.
+/// Gives the numbers of forwards that nodes sent, and that nodes received.
 pub(crate) fn forwards() -> [u64; 2] {
     let text = telemetry::metrics().render();
     ["fanfare_forwards_sent_total", "fanfare_forwards_taken_total"].map(|name| {
@@ -163,7 +163,8 @@ fn config(node: usize, folder: &Path, seed: Option<SocketAddr>) -> Config {
     }
 }
 
-/// Rings that soon have no room, members that soon leave, and nobody who is cut off for speaking much or little.
+/// Limits with small replay buffers and a short presence timeout, under which no client is closed for its rate or its
+/// silence.
 fn limits() -> Limits {
     Limits {
         ring_bytes: 16 * 1024,

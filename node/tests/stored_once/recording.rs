@@ -1,4 +1,4 @@
-//! A store that notes what each node hands to it, before one that keeps it for all.
+//! A store that records what each node hands to it, in front of one store that all nodes share.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use parking_lot::Mutex;
 pub(crate) struct StoredItem {
     pub(crate) node: usize,
     pub(crate) channel: String,
-    /// The data of a message; who did what.
+    /// Data of a message; of a presence change, the action and the client id.
     pub(crate) text: String,
     pub(crate) stamp: Stamp,
-    /// The run that the member's connection is of; of a message, the run where it entered.
+    /// Incarnation of the member's connection; of a message, its origin.
     pub(crate) owner: u64,
     /// Whether the channel keeps history.
     pub(crate) is_kept: bool,
@@ -33,9 +33,9 @@ pub(crate) struct StoredItem {
 pub(crate) struct Log {
     pub(crate) messages: Vec<StoredItem>,
     pub(crate) changes: Vec<StoredItem>,
-    /// Calls that append messages. One call stores all of a publish.
+    /// Calls that append messages; one call stores all messages of a publish.
     pub(crate) appends: u64,
-    /// Ids that another node has published under.
+    /// Ids of messages that another node published.
     pub(crate) ids: Vec<StampedIds>,
     /// Index of the node, by incarnation.
     pub(crate) incarnations: HashMap<u64, usize>,
@@ -44,7 +44,7 @@ pub(crate) struct Log {
     pub(crate) reads: u64,
 }
 
-/// The store of one node. What ends that node leaves it to the others.
+/// Store of one node. The end of the node does not close the store behind it, which the others use.
 pub(crate) struct RecordingStore {
     pub(crate) node: usize,
     pub(crate) log: Arc<Mutex<Log>>,
@@ -119,7 +119,7 @@ impl HistoryStore for RecordingStore {
         self.store.revoked_tokens()
     }
 
-    /// The store knows of one node alone, so it is not told.
+    /// Records the incarnation alone: the embedded store behind it serves a single node.
     fn begin_incarnation(
         &self,
         incarnation: u64,

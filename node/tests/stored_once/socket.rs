@@ -31,7 +31,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// `query` begins with `?` or is empty.
+    /// Connects. `query` begins with `?` or is empty.
     pub(crate) async fn open(addr: SocketAddr, query: &str) -> Self {
         let upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
                        sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
@@ -52,7 +52,7 @@ impl Socket {
         socket
     }
 
-    /// Attaches to a channel; `how` has what more the request says.
+    /// Attaches to a channel; `how` has further fields of the request.
     pub(crate) async fn attach(&mut self, channel: &str, how: &Value) -> Value {
         let mut request = json!({"op": 8, "channel": channel});
         for (name, value) in how.as_object().expect("fields of the request") {
@@ -63,13 +63,13 @@ impl Socket {
         attached
     }
 
-    /// Publishes messages as one, and gives the stamps that they are acknowledged with.
+    /// Publishes messages at once, and gives the stamps of the ack.
     pub(crate) async fn publish(&mut self, channel: &str, messages: &[Value]) -> Vec<Stamp> {
         let id = self.start_publish(channel, messages).await;
         self.published(&id).await
     }
 
-    /// The same without waiting for the answer, whose id it gives.
+    /// Publishes as [`Self::publish`] does, but gives the id of the request instead of waiting for the answer.
     pub(crate) async fn start_publish(&mut self, channel: &str, messages: &[Value]) -> String {
         self.start(json!({"op": 13, "channel": channel, "messages": messages})).await
     }
@@ -133,7 +133,7 @@ impl Socket {
                 bytes.extend(long.to_be_bytes());
             }
         }
-        // Under a mask of zeros a text is as it was.
+        // A mask of zeros leaves the text as it is.
         bytes.extend([0; 4]);
         bytes.extend(text.as_bytes());
         self.stream.write_all(&bytes).await.expect("the node takes it");
@@ -159,7 +159,7 @@ impl Socket {
         }
     }
 
-    /// The first frame of what was read, if it is whole.
+    /// Takes the first complete frame of the read bytes.
     fn take_frame(&mut self) -> Option<Value> {
         let (kind, short) = (*self.buffer.first()?, *self.buffer.get(1)?);
         let (head, length) = match short {
@@ -176,7 +176,7 @@ impl Socket {
         Some(serde_json::from_slice(&payload).expect("JSON"))
     }
 
-    /// False when nothing came in time.
+    /// Reads once. False if nothing came in time.
     async fn read_until(&mut self, end: Instant) -> bool {
         match timeout_at(end, self.stream.read_buf(&mut self.buffer)).await {
             Ok(read) => {

@@ -14,7 +14,7 @@ use crate::{SOON, is_kept};
 
 /// The text of a message or a change, as a node gives it.
 type Text = fn(&Value) -> String;
-/// A channel, and the text of what came there: the data of a message, or who did what.
+/// Channel and text of an item: the data of a message, or the action and client id of a presence change.
 pub(crate) type ReceivedItem = (String, String);
 
 /// A message or a presence change that a node has acknowledged.
@@ -35,7 +35,7 @@ pub(crate) struct AckedItems {
 }
 
 impl AckedItems {
-    /// A message whose data is this text.
+    /// Records a message whose data is this text.
     pub(crate) fn message(&mut self, node: usize, channel: &str, data: &str, stamp: Option<Stamp>) {
         let (channel, text) = (channel.to_owned(), json!(data).to_string());
         self.messages.push(AckedItem { node, channel, text, stamp });
@@ -46,7 +46,7 @@ impl AckedItems {
         self.changes.push(AckedItem { node, channel, text, stamp: None });
     }
 
-    /// Sorted.
+    /// Expected items of a channel, sorted.
     pub(crate) fn expected_on(&self, channel: &str) -> Vec<ReceivedItem> {
         let all = self.messages.iter().chain(&self.changes).filter(|one| one.channel == channel);
         let mut received: Vec<_> = all.map(|one| (one.channel.clone(), one.text.clone())).collect();
@@ -54,14 +54,14 @@ impl AckedItems {
         received
     }
 
-    /// Each was to be stored once, where it entered, and nothing else was.
+    /// Asserts that each item was to be stored once, at its origin, and that nothing else was.
     pub(crate) fn assert_stored_once(&self, log: &Log) {
         assert_once(log, &log.messages, &self.messages);
         assert_once(log, &log.changes, &self.changes);
         assert!(log.ids.is_empty(), "who published remembers them for all: {:?}", log.ids);
     }
 
-    /// Every node reads the same from the store: each message once where there is a history.
+    /// Asserts that every node reads the same from the store: each message once, if the channel keeps history.
     pub(crate) async fn assert_read_once(&self, nodes: &Nodes, channel: &str) {
         let messages = ("history", "messages", data_of as Text, &self.messages);
         let changes = ("presence/history", "events", change_of as Text, &self.changes);
@@ -104,7 +104,7 @@ fn assert_once(log: &Log, recorded: &[StoredItem], acknowledged: &[AckedItem]) {
     assert!(stored.is_empty(), "stored, and nobody was owed it: {:?}", stored.values());
 }
 
-/// A client of one node, with a socket and without.
+/// A client of one node, which publishes over a socket and over HTTP.
 pub(crate) struct Publisher {
     pub(crate) node: usize,
     addr: SocketAddr,
@@ -120,7 +120,7 @@ impl Publisher {
         join_all((0..NODES).map(on)).await
     }
 
-    /// All in one publish over the socket.
+    /// Publishes all data in one request over the socket.
     pub(crate) async fn publish(&mut self, acknowledged: &mut AckedItems, channel: &str, data: &[String]) {
         let stamps = self.socket.publish(channel, &messages(data)).await;
         assert_eq!(stamps.len(), data.len());
@@ -129,7 +129,7 @@ impl Publisher {
         }
     }
 
-    /// Each in a publish of its own, all on their way before the first is answered.
+    /// Publishes each data in a request of its own; all are sent before the first is answered.
     pub(crate) async fn publish_each(
         &mut self,
         acknowledged: &mut AckedItems,
@@ -148,7 +148,7 @@ impl Publisher {
         }
     }
 
-    /// All in one publish over HTTP, to each of these channels.
+    /// Publishes all data in one request over HTTP, to each of these channels.
     pub(crate) async fn post(&self, acknowledged: &mut AckedItems, channels: &[&str], data: &[String]) {
         match channels {
             [channel] => self.post_one(channel, &messages(data)).await,
@@ -164,7 +164,7 @@ impl Publisher {
         }
     }
 
-    /// The same to one channel, of which nothing is noted.
+    /// Publishes to one channel over HTTP, without recording it.
     pub(crate) async fn post_one(&self, channel: &str, messages: &[Value]) {
         let path = format!("POST /api/channels/{channel}/publish");
         let answer = request(self.addr, &path, &json!(messages).to_string()).await;
@@ -198,7 +198,7 @@ impl Subscriber {
         subscribers
     }
 
-    /// Reads until it has heard all of these; gives the position of the last frame.
+    /// Reads until all of these have been received; gives the position of the last frame.
     pub(crate) async fn receive_all(&mut self, expected: impl IntoIterator<Item = ReceivedItem>) -> Value {
         let mut missing: HashSet<ReceivedItem> = expected.into_iter().collect();
         missing.retain(|one| !self.received.contains(one));
@@ -217,7 +217,8 @@ impl Subscriber {
     }
 }
 
-/// Every subscriber hears on the channel what is owed, once. What might come again comes before what each node publishes last.
+/// Asserts that every subscriber of the channel receives each expected item once. Then each node publishes once more,
+/// and a duplicate would come before that.
 pub(crate) async fn assert_received_once(
     nodes: &Nodes,
     subscribers: &mut [Subscriber],

@@ -10,7 +10,7 @@ use crate::{Result, os};
 
 const REQUEST_ID: u32 = 101;
 
-/// A connection on its way, which never waits.
+/// Connection that is being opened, in a state machine that never blocks.
 pub(super) struct ConnectingClient {
     stream: TcpStream,
     dialect: Dialect,
@@ -25,7 +25,7 @@ pub(super) struct ConnectingClient {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// The kernel has not said that it stands.
+    /// TCP connect, until the kernel reports that it is done.
     Connecting,
     Upgrading,
     Greeting,
@@ -52,7 +52,7 @@ impl ConnectingClient {
         self.stage == Stage::Attached
     }
 
-    /// Does all that can be done now. An error means that the connection is gone.
+    /// Does all that can be done without waiting. An error means that the connection is gone.
     pub(super) fn turn(&mut self, shared: &mut [u8]) -> Result<()> {
         if self.stage == Stage::Connecting {
             self.stream.take_error()?.map_or(Ok(()), Err)?;
@@ -73,7 +73,7 @@ impl ConnectingClient {
         Ok(self.flush()?)
     }
 
-    /// Whether the head of the answer is all there and says yes.
+    /// Whether the head of the answer is complete and accepts the upgrade.
     fn upgraded(&mut self) -> Result<bool> {
         let Some(head_bytes) = handshake::head_bytes(&self.read) else { return Ok(false) };
         let head: Vec<u8> = self.read.drain(..head_bytes).collect();
@@ -104,7 +104,7 @@ impl ConnectingClient {
         Ok(())
     }
 
-    /// Reads the complete frames and gives their meanings. Pings are answered.
+    /// Reads the complete frames, answers pings, and gives the meanings of the other frames.
     fn read_replies(&mut self) -> Result<VecDeque<ReplyKind>> {
         let (dialect, mut all) = (self.dialect, VecDeque::new());
         let mut at = 0;

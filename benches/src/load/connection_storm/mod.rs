@@ -1,4 +1,4 @@
-//! Connections that come at once, or so many at a time, and how long each takes until it is attached.
+//! A connection storm: connections at once, or a bounded number at a time, with the time of each until it is attached.
 
 mod connecting_client;
 
@@ -25,7 +25,7 @@ use connecting_client::ConnectingClient;
 
 /// Time after which a connection that is not attached counts as refused.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a thread waits for its own before it looks whether all have arrived.
+/// Time that a thread waits for events before it checks whether all connections have arrived.
 const LOOK_UP: Duration = Duration::from_millis(1);
 const TOKEN_SECONDS: u64 = 3_600;
 
@@ -33,19 +33,19 @@ const TOKEN_SECONDS: u64 = 3_600;
 pub struct ConnectionStorm {
     #[command(flatten)]
     pub target: Target,
-    /// How many are opened.
+    /// Number of connections.
     #[arg(long)]
     pub connections: usize,
-    /// How many are on their way at once; without it all of them.
+    /// Greatest number of connections that are being opened at once; without it all of them.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub together: Option<u64>,
-    /// How many threads they come from, each with as many; 0 is one for each core.
+    /// Number of threads that open the connections, each the same share; 0 is one for each core.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
     pub threads: u8,
-    /// How many addresses they come from, in turn: 127.0.0.2 and the next ones.
+    /// Number of source addresses, used in turn: 127.0.0.2 and the next ones.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=250))]
     pub sources: u8,
-    /// Each brings a token of its own, a JWT signed with the key before the clock starts.
+    /// Gives each connection a token of its own, a JWT signed with the key before the clock starts.
     #[arg(long, requires = "key_file")]
     pub sign: bool,
 }
@@ -53,11 +53,11 @@ pub struct ConnectionStorm {
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     pub connections: usize,
-    /// Refused, lost, or not attached in time.
+    /// Number of connections that were refused, lost, or not attached in time.
     pub refused: usize,
-    /// Why the first one was.
+    /// Reason of the first refusal.
     pub refusal: Option<String>,
-    /// Time from a connection's beginning until it is attached, over all connections.
+    /// Time from the beginning of a connection until it is attached, over all connections.
     pub p50_ms: f64,
     pub p99_ms: f64,
     /// Cost from the beginning of the first connection until all are attached.
@@ -95,7 +95,7 @@ impl ConnectionStorm {
         })
     }
 
-    /// One for all, or one for each with a token of its own.
+    /// Makes the upgrade request of all connections, or one for each if each has a token of its own.
     fn upgrades(&self) -> Result<Vec<Vec<u8>>> {
         let host = self.target.address.to_string();
         let upgrade = |authorization: Option<&str>| self.target.dialect.upgrade(&host, authorization);
@@ -126,12 +126,12 @@ struct SharedStorm<'a> {
     storm: &'a ConnectionStorm,
     upgrades: Vec<Vec<u8>>,
     threads: usize,
-    /// Attached or refused, of all threads.
+    /// Number of connections that are attached or refused, over all threads.
     arrived: AtomicUsize,
 }
 
 impl SharedStorm<'_> {
-    /// Opens each of so many connections whose number is `nth` in turn, and holds them until all have arrived.
+    /// Opens the connections of thread `nth`, and holds them until those of all threads have arrived.
     fn drive(&self, nth: usize, field: &mut StormThread) -> Result<()> {
         let ConnectionStorm { connections, together, target, .. } = self.storm;
         let together = together
@@ -153,13 +153,13 @@ impl SharedStorm<'_> {
     }
 }
 
-/// All of a thread that have begun.
+/// Connections that one thread has begun.
 struct StormThread {
     poll: Poll,
     events: Events,
     shared: Vec<u8>,
     dialect: Dialect,
-    /// None once refused.
+    /// Clients by number; `None` once refused.
     clients: Vec<Option<ConnectingClient>>,
     attached: usize,
     refused: usize,
@@ -237,7 +237,7 @@ impl StormThread {
     }
 }
 
-/// Begins a connection; whether it stands is known when the socket is writable.
+/// Begins a connection. The socket becomes writable when it is established or has failed.
 fn connect(source: SocketAddr, address: SocketAddr) -> io::Result<mio::net::TcpStream> {
     let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking(), None)?;
     socket.set_tcp_nodelay(true)?;

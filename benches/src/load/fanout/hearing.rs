@@ -15,11 +15,11 @@ use crate::wire::dialect::ReplyKind;
 use crate::wire::stamp::Finder;
 use crate::{NotCarried, Result, os, procfs};
 
-/// How long after the last publish a delivery may come before it counts as lost.
+/// Time after the last publish at which a missing delivery counts as lost.
 const LATE_MAX: Duration = Duration::from_secs(5);
-/// How often memory is looked at.
+/// Interval at which memory is read.
 const GLANCE: Duration = Duration::from_secs(1);
-/// Room for a frame of a server that puts all that waits for a client into one.
+/// Size of the buffer: a server may put all that waits for a client into one frame.
 const SHARED_BYTES: usize = 4 * 1024 * 1024;
 
 pub(super) struct Subscribers {
@@ -40,7 +40,8 @@ impl Subscribers {
         Self { links, layout, finder, server_pids, tally, latency, memory }
     }
 
-    /// Reads until the publisher is done and everyone has everything, or the grace is over. Rests so long after each time.
+    /// Reads until the publisher is done and every subscriber has every message, or `LATE_MAX` has passed. Sleeps for
+    /// `rest` after each read.
     pub(super) fn hear(mut self, progress: &Progress, rest: Duration) -> Result<Self> {
         let mut poll = Poll::new()?;
         for (at, link) in self.links.iter_mut().enumerate() {

@@ -1,19 +1,19 @@
-//! Layout of a fan-out: the channels of each subscriber and of each message, which follow from their numbers.
+//! Layout of a fan-out: the channels of each subscriber and of each message, computed from their numbers.
 
 /// The same number of channels for each subscriber, and nearly the same number of subscribers for each channel.
 pub(super) struct Layout {
     channels: usize,
     /// Channels per subscriber.
     attached: usize,
-    /// The first so many of the subscribers read; nothing is expected of the others.
+    /// Number of subscribers that read; they come first. Nothing is expected of the others.
     pub(super) reading: usize,
-    /// Channels of one subscriber after another, each in order.
+    /// Channels of all subscribers, one subscriber after another, in ascending order.
     subscribed: Vec<u32>,
 }
 
 impl Layout {
-    /// Channels are dealt like cards: a shuffled pack of all of them, then the next one. So two channels share as many
-    /// subscribers as chance gives them, and it is the same chance in each run.
+    /// Deals the channels like cards, from one shuffled pack after another. Two channels share a random number of
+    /// subscribers, the same in each run.
     pub(super) fn by_chance(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
         let (mut chance, mut pack) = (Chance(0), Vec::new());
         let mut subscribed: Vec<u32> = Vec::with_capacity(subscribers * attached);
@@ -24,7 +24,7 @@ impl Layout {
                     pack = (0..channels as u32).collect();
                     chance.shuffle(&mut pack);
                 }
-                // Of two packs one may have what it got from the other: that is left for the next subscriber.
+                // A subscriber may have this channel from the former pack; it is left for the next subscriber.
                 let next = pack.iter().rposition(|channel| !subscribed[first..].contains(channel));
                 let next = next.expect("a whole pack has more channels than a subscriber gets");
                 subscribed.push(pack.remove(next));
@@ -34,8 +34,8 @@ impl Layout {
         Self { channels, attached, reading, subscribed }
     }
 
-    /// Each subscriber has the channels after those of the one before, from the first again after the last: so there are as many
-    /// groups as it takes until they repeat, and messages that follow one another are for the same subscribers.
+    /// Gives each subscriber the channels after those of the one before, modulo `channels`. So subscribers form groups,
+    /// and consecutive messages have the same subscribers.
     pub(super) fn in_groups(subscribers: usize, channels: usize, attached: usize, reading: usize) -> Self {
         let subscribed = (0..subscribers).flat_map(|subscriber| {
             let nth = |nth| ((subscriber * attached + nth) % channels) as u32;
@@ -46,7 +46,7 @@ impl Layout {
         Self { channels, attached, reading, subscribed: subscribed.collect() }
     }
 
-    /// Names of one length, so that the messages of all channels are laid out alike.
+    /// Gives the name of a channel. All names have one length, so that all messages have one layout.
     pub(super) fn name(channel: u32) -> String {
         format!("bench:fanout:{channel:06}")
     }
@@ -55,7 +55,7 @@ impl Layout {
         self.channels
     }
 
-    /// The channels of a subscriber, in the order of its subscriptions.
+    /// Gives the channels of a subscriber, in the order of its subscriptions.
     pub(super) fn channels_of(&self, subscriber: usize) -> &[u32] {
         &self.subscribed[subscriber * self.attached..][..self.attached]
     }
@@ -64,7 +64,7 @@ impl Layout {
         self.subscribed.len()
     }
 
-    /// The channels take turns.
+    /// Gives the channel of a message; the channels take turns.
     pub(super) fn channel_of(&self, sequence: u32) -> usize {
         sequence as usize % self.channels
     }
@@ -77,7 +77,7 @@ impl Layout {
         Some((subscriber * self.attached + nth, sequence / self.channels as u32))
     }
 
-    /// How many of the first `published` messages are for a subscription.
+    /// Gives the number of the first `published` messages that are for a subscription.
     pub(super) fn expected(&self, subscription: usize, published: u32) -> u32 {
         if subscription / self.attached >= self.reading {
             return 0;
@@ -86,13 +86,13 @@ impl Layout {
         rounds + u32::from(self.subscribed[subscription] < begun)
     }
 
-    /// How many deliveries the first `published` messages are.
+    /// Gives the number of deliveries for the first `published` messages.
     pub(super) fn expected_in_all(&self, published: u32) -> u64 {
         (0..self.subscriptions()).map(|subscription| u64::from(self.expected(subscription, published))).sum()
     }
 }
 
-/// Numbers that look like chance and are the same in each run: splitmix64.
+/// Pseudorandom numbers, the same in each run (SplitMix64).
 struct Chance(u64);
 
 impl Chance {

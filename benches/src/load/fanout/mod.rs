@@ -1,4 +1,4 @@
-//! One channel or many, publishes at a constant rate, many subscribers.
+//! Fan-out: publishes at a constant rate to one channel or many, with many subscribers.
 
 mod hearing;
 mod layout;
@@ -30,31 +30,30 @@ pub use slow::SlowReaderStats;
 pub struct Fanout {
     #[command(flatten)]
     pub target: Target,
-    /// Connections that listen.
+    /// Number of subscribers, each with a connection.
     #[arg(long)]
     pub subscribers: usize,
-    /// The channels, which are published to in turn.
+    /// Number of channels, which are published to in turn.
     #[arg(long, default_value_t = 1)]
     pub channels: usize,
-    /// How many of the channels each subscriber is attached to.
+    /// Number of channels that each subscriber is attached to.
     #[arg(long, default_value_t = 1)]
     pub attached: usize,
-    /// Subscribers come in groups that have all their channels in common, which are published to one after the other; without it
-    /// two channels share as many subscribers as chance gives them.
+    /// Puts subscribers into groups that have all their channels in common; the channels of a group are published to
+    /// one after the other. Without it two channels share a random number of subscribers.
     #[arg(long)]
     pub groups: bool,
-    /// Connections that publish; each channel is always published to by the same one.
+    /// Number of connections that publish; each channel is always published to by the same one.
     #[arg(long, default_value_t = 1)]
     pub publishers: usize,
-    /// Address of another node of the same cluster to publish at; without it the publishers use that of the
-    /// subscribers.
+    /// Address of another node of the cluster for the publishers; without it they use that of the subscribers.
     #[arg(long)]
     pub publish_at: Option<SocketAddr>,
-    /// How many of the subscribers never read, and take little into their buffers; nothing is expected of them. Each that the
-    /// server gives up is followed by another one, and the measured part begins when the first ones are blocked.
+    /// Number of subscribers that never read and have small buffers; nothing is expected of them. One that the server
+    /// closes is replaced, and the measured part begins when the first ones are blocked.
     #[arg(long, default_value_t = 0)]
     pub slow: usize,
-    /// Messages per second over all channels, constant whatever the server does.
+    /// Messages per second over all channels, constant however slow the server is.
     #[arg(long)]
     pub rate: f64,
     /// Length of the measured part.
@@ -63,7 +62,7 @@ pub struct Fanout {
     /// Size of a message's data.
     #[arg(long, default_value_t = 128)]
     pub bytes: usize,
-    /// Microseconds between two reads of a subscriber, as where the network announces many segments at once.
+    /// Microseconds between two reads of a subscriber, as if the network delivered many segments at once.
     #[arg(long, default_value_t = 0)]
     pub rest_us: u32,
 }
@@ -75,19 +74,20 @@ pub struct Outcome {
     pub p50_ms: f64,
     pub p99_ms: f64,
     pub cost: Cost,
-    /// TCP segments with data that the whole machine has sent in the measured part: deliveries, publishes and their answers.
+    /// TCP segments with data that the whole machine sent in the measured part: deliveries, publishes and their
+    /// answers.
     pub segments: u64,
     pub memory: Memory,
-    /// Faults in the whole run, warm-up included.
+    /// Faults over the whole run, warm-up included.
     pub faults: Faults,
-    /// Figures of the subscribers that do not read, if there are any.
+    /// Figures of the subscribers that do not read; `None` without any.
     pub slow: Option<SlowReaderStats>,
-    /// How much later than due the generator sent, at the 99th percentile and at worst.
+    /// Time by which the generator sent later than due: the 99th percentile, then the maximum.
     pub lag_p99_ms: f64,
     pub lag_max_ms: f64,
 }
 
-/// The most that was seen during the run, in glances of a second.
+/// Greatest memory during the run, read once a second.
 #[derive(Serialize, Deserialize, Clone, Copy, Default)]
 pub struct Memory {
     /// Resident memory of the server.
@@ -132,7 +132,7 @@ impl Fanout {
         let rest = Duration::from_micros(self.rest_us.into());
         let received = Subscribers::new(subscribers, Arc::clone(&layout), servers).hear(&progress, rest);
         let published = publishing.join().map_err(|_| "the publisher's thread panicked")?;
-        // A subscriber that was lost says more than what became of the publishes.
+        // An error of the subscribers says more than that of the publishers.
         let received = received?;
         let PublishingResult { meter, segments_before, began_ns, ended_ns, lag } = published?;
         let cost = meter.stop()?;
@@ -154,7 +154,7 @@ impl Fanout {
         })
     }
 
-    /// Gives the channels that a publisher has to attach, so that it may publish.
+    /// Gives the channels that a publisher must attach to be allowed to publish.
     fn listening(&self, publisher: usize) -> impl Iterator<Item = String> {
         let listens = self.target.dialect.publishers_listen();
         let own = (publisher as u32..self.channels as u32).step_by(self.publishers);
@@ -177,14 +177,14 @@ impl Fanout {
     }
 }
 
-/// How far the publisher's thread is, and what it waits for.
+/// Progress that the publisher's thread and the subscribers' thread share.
 struct Progress {
     published: AtomicU32,
-    /// Deliveries, each message once.
+    /// Number of messages that arrived, without duplicates.
     received: AtomicU64,
-    /// Messages before this one are not timed.
+    /// Number of the first message whose latency is recorded.
     timed_from: AtomicU32,
-    /// Each of the slow ones was blocked once, or given up.
+    /// Whether each slow subscriber was blocked once, or closed by the server.
     slow_blocked: AtomicBool,
     done: AtomicBool,
 }

@@ -15,12 +15,12 @@ use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::Stamp;
 use crate::{NotCarried, Result, os, procfs};
 
-/// Before the measured part: warms caches and brings late wake-ups of the handshakes to rest.
+/// Length of the warm-up, which fills caches and lets late wake-ups of the handshakes pass.
 const WARM_UP: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long it may take until who does not read makes the server wait.
+/// Greatest time until the slow subscribers are blocked.
 const BLOCKED_WITHIN: Duration = Duration::from_secs(15);
-/// How long after the last publish an answer, or a delivery of the warm-up, may come.
+/// Time after the last publish within which an answer, or a delivery of the warm-up, must come.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
 pub(super) struct Publishing {
@@ -30,7 +30,7 @@ pub(super) struct Publishing {
     links: Vec<Link>,
     progress: Arc<Progress>,
     shared: Vec<u8>,
-    /// Publishes that the server has told to be done.
+    /// Number of publishes that the server has acknowledged.
     acks: u32,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Publishing {
 pub(super) struct PublishingResult {
     pub(super) meter: Meter,
     pub(super) segments_before: u64,
-    /// The measured part.
+    /// Beginning and end of the measured part, on the monotonic clock.
     pub(super) began_ns: u64,
     pub(super) ended_ns: u64,
     pub(super) lag: Histogram,
@@ -51,7 +51,7 @@ impl Publishing {
         Self { plan, layout, names, links, progress, shared: vec![0; SHARED_BYTES], acks: 0 }
     }
 
-    /// Publishes at the due times, whatever comes back.
+    /// Publishes at the due times, whether or not the server keeps up.
     pub(super) fn run(mut self) -> Result<PublishingResult> {
         let measured = (f64::from(self.plan.seconds) * self.plan.rate).round() as u32;
         let warm_up = self.warm_up()?;
@@ -65,7 +65,7 @@ impl Publishing {
         Ok(PublishingResult { meter, segments_before, began_ns, ended_ns: os::monotonic_ns(), lag })
     }
 
-    /// Publishes until who is slow makes the server wait; how many messages that took.
+    /// Publishes until the slow subscribers are blocked, and gives the number of messages.
     fn warm_up(&mut self) -> Result<u32> {
         let of = |time: Duration, rate: f64| (time.as_secs_f64() * rate).ceil() as u32;
         let mut published = of(WARM_UP, self.plan.rate);
@@ -82,7 +82,7 @@ impl Publishing {
         Ok(published)
     }
 
-    /// Waits until what was published is received, so that what the warm-up left behind is not charged to the measured part.
+    /// Waits until all published messages are received, so that the measured part does not include work of the warm-up.
     fn settle(&mut self, published: u32) -> Result<()> {
         let deadline = Instant::now() + LATE_MAX;
         let expected = self.layout.expected_in_all(published);
@@ -106,7 +106,7 @@ impl Publishing {
         for (nth, sequence) in sequences.enumerate() {
             let due_ns = began_ns + (nth as f64 / self.plan.rate * 1e9) as u64;
             thread::sleep(Duration::from_nanos(due_ns.saturating_sub(os::monotonic_ns())));
-            // The time in the message is when it was due: a late generator counts against the latency, not for it.
+            // The message carries the time at which it was due, so that a late generator makes the latency longer.
             let data = Stamp { sent_ns: due_ns, sequence }.data(self.plan.bytes);
             lag.record(os::monotonic_ns().saturating_sub(due_ns));
             let channel = self.layout.channel_of(sequence);
@@ -119,7 +119,7 @@ impl Publishing {
         Ok(lag)
     }
 
-    /// Waits until the sockets have taken all and, where the server says so, it has taken each publish.
+    /// Waits until the sockets have taken all, and the server has acknowledged each publish if its protocol has acks.
     fn finish(&mut self, published: u32) -> Result<()> {
         let deadline = Instant::now() + LATE_MAX;
         let awaited = if self.plan.target.dialect.acks() { published } else { 0 };
@@ -146,7 +146,7 @@ impl Publishing {
                 ReplyKind::Other => {}
             })
             .map_err(|error| lost(at, &error))?;
-        // What was not taken by the socket goes now; a server that reads slowly makes the publisher late, not wrong.
+        // Sends bytes that the socket did not take before. A server that reads slowly delays the publisher.
         links[at].flush().map_err(|error| lost(at, &error))?;
         refused.map_or(Ok(()), |text| Err(format!("a publish was answered {text}").into()))
     }

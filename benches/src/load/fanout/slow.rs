@@ -1,7 +1,8 @@
-//! Subscribers that read nothing. There is always one for each place: who is given up by the server is followed by the next.
+//! Subscribers that read nothing. Each slot has one at any time: one that the server closes is replaced.
 //!
-//! A server ends such a connection without its client seeing it, as what it says lies behind all that was not read. So each of
-//! them publishes, and somebody listens: who is heard of is still served.
+//! A client that does not read cannot see that the server has closed its connection, because the close is behind the
+//! unread bytes. So each slow subscriber also publishes, and a listener checks whether the server still delivers its
+//! messages.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -21,47 +22,49 @@ use crate::wire::reader::SHARED_BYTES;
 use crate::wire::stamp::{DATA_BYTES_MIN, Finder, Stamp};
 use crate::{NotCarried, Result, os};
 
-/// How often each of them speaks.
+/// Interval at which each slow subscriber publishes.
 const GLANCE: Duration = Duration::from_millis(10);
-/// How long the last that was heard of one may lie back, before the next one is opened.
+/// Time without a message of a slow subscriber after which its replacement is opened.
 const SILENCE_NS: u64 = 30_000_000;
-/// How long something may still be heard of it after that.
+/// Time for which a replaced subscriber is kept in doubt, since its messages may only be late.
 const DOUBT_NS: u64 = 300_000_000;
-/// One whose kernel has taken nothing for so long is blocked.
+/// Time without growth of the unread bytes after which a subscriber counts as blocked.
 const STILL_NS: u64 = 50_000_000;
 
 /// Size of the client's receive buffer.
 const BUFFER_BYTES: usize = 4096;
-/// A server's kernel takes some multiple of a segment, which over loopback would be megabytes: seconds in which nobody is slow.
+/// TCP segment size. The server's kernel buffers a multiple of it: with that of loopback, megabytes, which would take
+/// seconds to fill.
 const SEGMENT_BYTES: u32 = 536;
 
-/// Figures of the slow readers; the shares are those of the place with the least.
+/// Figures of the slow subscribers. The shares are those of the slot with the smallest share.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 pub struct SlowReaderStats {
-    /// The share of the measured part in which a slow reader was attached.
+    /// Share of the measured part in which a slow subscriber was attached.
     pub attached: f64,
-    /// The share in which one was attached whose kernel took nothing more.
+    /// Share of the measured part in which a slow subscriber was attached and blocked.
     pub blocked: f64,
-    /// How many were given up, of all places and in the whole run.
+    /// Number of subscribers that the server closed, over all slots and the whole run.
     pub given_up: usize,
 }
 
 pub(super) struct SlowReaders {
     target: Target,
     layout: Arc<Layout>,
-    /// Channel on which the generator hears whether the slow readers are served.
+    /// Channel on which the slow subscribers publish and the listener receives.
     channel: String,
     listener: Link,
     finder: Finder,
     slots: Vec<ReaderSlot>,
-    /// Connections that were opened so far, which tell them apart.
+    /// Number of connections opened so far; each connection has its number as id.
     opened: u32,
 }
 
 struct ReaderSlot {
     subscriber: usize,
     current: Option<Reader>,
-    /// Not heard of in time, and since when. They are left alone for a while: what they said may only be late.
+    /// Subscribers that were replaced, each with the time. Their messages may only be late, so they are kept for
+    /// `DOUBT_NS`.
     in_doubt: Vec<(Reader, u64)>,
     past: Vec<ServedPeriod>,
 }
@@ -71,7 +74,7 @@ struct Reader {
     number: u32,
     said: u32,
     stay: ServedPeriod,
-    /// Size of what lies unread, and the time since which it has not grown.
+    /// Size of the unread bytes, and the time since which it has not grown.
     unread_bytes: usize,
     still_since_ns: u64,
 }
@@ -85,7 +88,7 @@ struct ServedPeriod {
 }
 
 impl SlowReaders {
-    /// One for each subscriber that does not read.
+    /// Opens one slow subscriber for each subscriber that does not read.
     pub(super) fn open(target: &Target, layout: &Arc<Layout>, subscribers: usize) -> Result<Self> {
         let channel = Layout::name(layout.channels() as u32);
         let listener = open(target, 1, |_| Some(channel.clone()))?.remove(0);
@@ -161,7 +164,8 @@ impl SlowReaders {
         let place = &mut self.slots[at];
         place.in_doubt.extend(place.current.take().map(|reader| (reader, os::monotonic_ns())));
         let own = self.layout.channels_of(place.subscriber).iter().map(|channel| Layout::name(*channel));
-        // Where only who listens may publish, it listens to itself, which it does not hear.
+        // In some protocols a client must be attached to publish. Such a subscriber does not read its own messages
+        // either.
         let spoken_on = self.target.dialect.publishers_listen().then(|| self.channel.clone());
         let names: Vec<String> = own.chain(spoken_on).collect();
         let link = open_over(&self.target, 1, |_| names.clone(), narrow)?.remove(0);
@@ -174,10 +178,10 @@ impl SlowReaders {
     }
 }
 
-/// Above those of the subscriptions.
+/// First request id of a publish, above the ids of the subscriptions.
 const FIRST_ID: u32 = 1_000;
 
-/// Buffers and segments are set before the connection, which both ends go by.
+/// Connects with a small receive buffer and a small segment size. Both must be set before the connect.
 fn narrow(target: &Target) -> std::io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(target.address), Type::STREAM, None)?;
     socket.set_recv_buffer_size(BUFFER_BYTES)?;
@@ -191,7 +195,8 @@ impl ReaderSlot {
         self.served_periods().any(|stay| stay.blocked_ns.is_some()) || !self.past.is_empty()
     }
 
-    /// Closes those of whom enough is known: all that they said was heard after all, or nothing for long.
+    /// Closes subscribers in doubt whose end is known: all their messages were received after all, or none for
+    /// `DOUBT_NS`.
     fn resolve_in_doubt(&mut self, now_ns: u64) {
         let Self { in_doubt: doubted, past, .. } = self;
         doubted.retain(|(reader, doubted_ns)| {
@@ -209,9 +214,9 @@ impl ReaderSlot {
 }
 
 impl Reader {
-    /// Whether its kernel still takes something.
+    /// Notes whether the kernel still takes bytes for this subscriber.
     fn look(&mut self, now_ns: u64) {
-        // One that was reset has nothing unread any more, and its next word fails.
+        // A connection that was reset has no unread bytes, and its next publish fails.
         let unread_bytes = self.link.unread_bytes().unwrap_or(0);
         if unread_bytes != self.unread_bytes {
             (self.unread_bytes, self.still_since_ns) = (unread_bytes, now_ns);
@@ -221,7 +226,8 @@ impl Reader {
     }
 }
 
-/// How much of the time between the two the stays fill together, each from `since` on.
+/// Gives the share of the time between `from_ns` and `until_ns` that the periods cover together, each counted from
+/// `since`.
 fn share(
     stays: impl Iterator<Item = ServedPeriod>,
     since: fn(&ServedPeriod) -> Option<u64>,

@@ -1,4 +1,4 @@
-//! An attach to a channel that nobody wants yet, at a node that is alone and at one of three.
+//! An attach to a channel without interest, on a node that is alone and on one of three.
 
 use serde::Serialize;
 

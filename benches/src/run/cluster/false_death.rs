@@ -1,4 +1,4 @@
-//! Three nodes on a machine without any CPU to spare: nobody is to be held for dead.
+//! Three nodes on a machine without CPU to spare, where no node may be declared down.
 
 use std::fs;
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::nodes::{BinaryPaths, Cluster};
 use crate::{Result, os};
 
 const NODES: usize = 3;
-/// All changes of who is alive are logged.
+/// Level at which a node logs every change of membership.
 const LOG: &str = "info,fanfare::cluster::membership=debug";
 const GLANCE: Duration = Duration::from_secs(1);
 
@@ -24,7 +24,7 @@ pub(super) struct FalseDeath {
     pub(super) burning_threads: usize,
     /// Share of the machine's CPU that was in use.
     pub(super) busy: f64,
-    /// Cores that the nodes used together.
+    /// Average number of cores that all nodes used together.
     pub(super) nodes_cpu: f64,
     #[serde(rename = "told")]
     pub(super) peer_events: PeerEventCounts,
@@ -33,15 +33,15 @@ pub(super) struct FalseDeath {
 /// Numbers of log lines of the nodes about each other, over all nodes.
 #[derive(Serialize, Default, PartialEq, Eq, Debug)]
 pub(super) struct PeerEventCounts {
-    /// Not heard for 1.5 s.
+    /// Lines that say that a node was suspected, after 1.5 s without a sign of life.
     pub(super) suspected: usize,
     pub(super) dead: usize,
-    /// Gossip of a node stood still for 2 s, by its own word.
+    /// Stalls of a node's gossip for 2 s or more, which the node reports of itself.
     pub(super) paused: usize,
-    /// A node stood still as a whole, and began anew.
+    /// Restarts in place after a process stall.
     #[serde(rename = "anew")]
     pub(super) restarted: usize,
-    /// Lanes that were silent, or ended.
+    /// Peer streams that were silent or ended.
     pub(super) links_down: usize,
 }
 
@@ -115,7 +115,7 @@ impl FalseDeath {
     }
 }
 
-/// Counts the log lines of each node behind its offset in `logged`.
+/// Counts the log lines of each node after its byte offset in `logged`.
 fn count_peer_events(cluster: &Cluster, logged: &[usize]) -> Result<PeerEventCounts> {
     let mut peer_events = PeerEventCounts::default();
     for (node, from) in cluster.nodes.iter().zip(logged) {
@@ -159,7 +159,7 @@ impl CpuTicks {
 
     fn read(stat: &str) -> Option<Self> {
         let ticks = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-        // What guests have had stands in the first columns too.
+        // The first eight columns include the ticks of virtual machines.
         let ticks: Vec<u64> = ticks.take(8).map(|ticks| ticks.parse().ok()).collect::<Option<_>>()?;
         Some(Self { all: ticks.iter().sum(), idle: ticks.get(3)? + ticks.get(4)? })
     }

@@ -1,4 +1,4 @@
-//! Fan-out to subscribers of the node that is published at, and of another one.
+//! Fan-out to subscribers of the publishers' node, and to those of another node.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ const FAN_OUT: u32 = SUBSCRIBERS * ATTACHED / CHANNELS;
 const MESSAGE_BYTES: u32 = 128;
 pub(super) const DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
 
-/// Greatest ratio of a remote delivery's CPU, both nodes counted, to that of a local one.
+/// Greatest ratio of the CPU of a remote delivery, both nodes counted, to that of a local one.
 const CPU_MAX: f64 = 1.3;
 const ADDED_P50_MS_MAX: f64 = 1.0;
 
@@ -45,14 +45,14 @@ impl FanOut {
         format!("fan-out of {FAN_OUT}, {} deliveries/s, {MESSAGE_BYTES} B", self.deliveries_per_s)
     }
 
-    /// Once each, in turn.
+    /// Measures both cases once, in turn.
     pub(super) fn measure(&mut self, places: &BinaryPaths, seconds: u32) -> Result<()> {
         self.local.push(self.once(places, seconds, SubscriberNode::Publishing)?);
         self.remote.push(self.once(places, seconds, SubscriberNode::Other)?);
         Ok(())
     }
 
-    /// Two nodes in either case, which both count.
+    /// Measures one case. Two nodes run in either case, and both count.
     fn once(&self, places: &BinaryPaths, seconds: u32, subscribed: SubscriberNode) -> Result<FanoutOutcome> {
         let cluster = Cluster::start(places, 2)?;
         let mut command = cluster.load(&places.bench, "fanout", 0);
@@ -87,7 +87,7 @@ impl FanOut {
         faulty.map(|(name, faults)| format!("{}: {name}: {faults:?}", self.title())).collect()
     }
 
-    /// CPU of a remote delivery, as a multiple of a local one's.
+    /// CPU of a remote delivery, as a multiple of that of a local one.
     fn cpu(&self) -> f64 {
         median(&self.local, deliveries_per_core_second) / median(&self.remote, deliveries_per_core_second)
     }

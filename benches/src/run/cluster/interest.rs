@@ -1,4 +1,4 @@
-//! A node that comes to one with very many channels: until it knows that all of them are wanted there.
+//! A new node beside one with very many channels: time until each knows the interest of the other.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use super::nodes::{BinaryPaths, Cluster};
 use crate::load::HoldOutcome;
 use crate::{Result, os, procfs};
 
-/// Channels of each connection: as many as one may have.
+/// Number of channels of each connection: the greatest allowed.
 const ATTACHED: u32 = 200;
-/// Time in which the memory of both nodes settles.
+/// Time for the memory of both nodes to settle.
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Serialize)]
@@ -30,7 +30,7 @@ pub(super) struct JoinCost {
     pub(super) wall_s: f64,
     /// CPU time of both nodes in that time.
     pub(super) cpu_s: f64,
-    /// Resident memory of the new node. The next field is the growth of the other one's.
+    /// Resident memory of the new node. The next field is the growth of the other node's.
     pub(super) new_bytes: u64,
     pub(super) grown_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! How much one link carries: both ends alone, each a process of its own, over TCP and mutual TLS on loopback.
+//! Throughput of one link: both ends alone, each a process of its own, over TCP and mutual TLS on loopback.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Each way to feed it.
+    /// Gives one measurement for each way to feed the link.
     pub(super) fn all() -> Vec<Self> {
         let ways = [(FeedMode::Encoded, 1), (FeedMode::Published, 1), (FeedMode::Published, 10)];
         ways.map(|(fed, together)| Self { fed, together, runs: Vec::new() }).into()

@@ -30,48 +30,48 @@ use through::PublishPath;
 
 #[derive(Args)]
 pub struct Options {
-    /// Also writes everything that was measured to this file, as JSON.
+    /// File for all figures, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
+    /// Node binary to measure; without it the `dist` build of this checkout, built first if it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// The binary with the parts alone; without it the `dist` build of this checkout.
+    /// Binary with the parts alone; without it the `dist` build of this checkout.
     #[arg(long)]
     pub bare: Option<PathBuf>,
-    /// How often everything is measured; the tables have the medians.
+    /// Number of repetitions; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Measures only these parts, with commas between them; without it all but `false-death`.
+    /// Parts to measure, with commas between them; without it all but `false-death`.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Channels that are wanted when another node comes.
+    /// Number of channels with interest when another node starts.
     #[arg(long, default_value_t = 100_000)]
     pub channels: u32,
-    /// Length of `false-death`, which is measured once.
+    /// Length of `false-death`, in minutes; it is measured once.
     #[arg(long, default_value_t = false_death::MINUTES, value_parser = minutes)]
     pub minutes: f64,
-    /// Threads that burn CPU in `false-death`; without it two for each core.
+    /// Number of threads that burn CPU in `false-death`; without it two for each core.
     #[arg(long)]
     pub burn: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Subscribers on the node that is published at, and on the other one.
+    /// Subscribers on the publishers' node, and on the other node.
     FanOut,
-    /// One link alone.
+    /// A link alone.
     Link,
     /// Greatest throughput of publishes over two nodes.
     Through,
     /// Attaches to channels without interest.
     Attach,
-    /// A node that comes to one with very many channels.
+    /// A new node beside one with very many channels.
     Interest,
-    /// Nodes that have next to no CPU for minutes.
+    /// Nodes without CPU to spare, for minutes.
     FalseDeath,
 }
 
@@ -93,8 +93,8 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Measures and prints the tables. A missed bar is told; an error is a measurement that failed, or a message that was lost,
-/// doubled or delivered out of order.
+/// Measures and prints the tables. A missed bar is reported; a failed measurement is an error, and so is a message that
+/// was lost, duplicated or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
     let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
@@ -117,7 +117,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Measures all that can be; what failed is told in words beside it.
+    /// Measures all that can be measured, and gives the failures as text.
     fn measure(&self) -> (Measurements, Vec<String>) {
         let Self { places, options } = self;
         let (mut measured, mut failures) = (Measurements::default(), Vec::new());

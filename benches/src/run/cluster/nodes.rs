@@ -15,7 +15,7 @@ use super::super::generator::load;
 use super::super::server::Server;
 use crate::Result;
 
-/// All nodes have the same one.
+/// Directory of all nodes.
 const DIRECTORY: &str = "[[tenants]]\nid = \"bench\"\n[[tenants.accounts]]\nid = \"bench\"\n[[tenants.accounts.keys]]\n\
      name = \"key\"\nsecret = \"secret\"\nstatus = \"active\"\n\
      capability = { \"*\" = [\"subscribe\", \"publish\", \"presence\", \"history\"] }\n";
@@ -31,9 +31,9 @@ pub(super) struct BinaryPaths {
     pub(super) data: PathBuf,
 }
 
-/// `nodes` know each other by the first of them.
+/// Nodes of one cluster, with the first node as the seed of the others.
 pub(super) struct Cluster {
-    // They end before their folder does.
+    // The nodes are declared first, so that they end before their folder is removed.
     pub(super) nodes: Vec<Server>,
     node: PathBuf,
     folder: TempDir,
@@ -41,7 +41,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts that many nodes, and waits until each knows the interest of all others.
+    /// Starts `count` nodes, and waits until each knows the interest of all others.
     pub(super) fn start(places: &BinaryPaths, count: usize) -> Result<Self> {
         Self::logging(places, count, "info")
     }
@@ -57,7 +57,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One more, which is up and may not be linked yet.
+    /// Starts one more node, which may not be linked yet when this returns.
     pub(super) fn add(&mut self) -> Result<()> {
         let file = |name: &str| self.folder.path().join(name).display().to_string();
         let local = || "127.0.0.1:0".to_owned();
@@ -69,7 +69,7 @@ impl Cluster {
             ("FANFARE_GOSSIP_LISTEN", local()),
             ("FANFARE_PEER_LISTEN", local()),
             ("FANFARE_LOG", self.log.to_owned()),
-            // Its clients are gone by then.
+            // At that time the generator's clients are gone.
             ("FANFARE_DRAIN_TIMEOUT", "2s".to_owned()),
         ];
         if let Some(first) = self.nodes.first() {
@@ -82,7 +82,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until each node knows what each other one wants.
+    /// Waits until each node knows the interest of all others.
     pub(super) fn until_linked(&self) -> Result<()> {
         let deadline = Instant::now() + LINK_WITHIN;
         for node in &self.nodes {
@@ -97,7 +97,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The generator with this workload, its connections on that node; all nodes are counted.
+    /// Makes the command of the generator with this workload and its connections on node `at`; all nodes are counted.
     pub(super) fn load(&self, bench: &Path, workload: &str, at: usize) -> Command {
         let mut command = load(bench, workload, &self.nodes[at]);
         for other in self.nodes.iter().enumerate().filter(|(node, _)| *node != at).map(|(_, node)| node) {
@@ -112,6 +112,6 @@ impl Cluster {
 }
 
 pub(super) fn write_key(file: &Path) -> Result<()> {
-    // It guards nothing: the nodes are on loopback, and gone when they are measured.
+    // The key protects nothing: the nodes are on loopback and end with the measurement.
     Ok(fs::write(file, STANDARD.encode([b'b'; 32]))?)
 }

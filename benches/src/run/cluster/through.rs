@@ -11,7 +11,7 @@ use super::nodes::{BinaryPaths, Cluster};
 use crate::Result;
 use crate::load::{HoldOutcome, PublishOutcome};
 
-/// Connections, and what each has under way.
+/// Number of connections, and the publishes under way on each.
 const UNDER_WAY: [(usize, usize); 2] = [(16, 64), (1, 1)];
 const MESSAGE_BYTES: usize = 200;
 
@@ -60,7 +60,7 @@ impl PublishPath {
         table.text()
     }
 
-    /// The subscribers are on the node of that number.
+    /// Measures once, with the subscribers on node `subscribed`.
     fn once(&self, places: &BinaryPaths, seconds: u32, subscribed: usize) -> Result<PublishOutcome> {
         let cluster = Cluster::start(places, 2)?;
         let connections = self.connections.to_string();

@@ -1,4 +1,4 @@
-//! The figures that Fanfare holds itself to beside the others, each with the best of them by name.
+//! Bounds for Fanfare's figures beside those of the other servers; the best of them is named.
 
 use std::cmp::Ordering;
 
@@ -12,13 +12,13 @@ use super::slow::SlowReader;
 use super::workload::{W1_SUBSCRIBERS, W2_DELIVERIES_PER_S};
 use crate::load::IdleOutcome;
 
-/// Acked publishes per second, on a disk that allows them.
+/// Acked publishes per second, on a fast enough disk.
 const ACKED_PER_S: f64 = 100_000.0;
 
-/// All that can be told of what was asked for: without a row of Fanfare there is no bar, without a figure one without a verdict.
-/// `connections` bounds how many were opened: fewer than a part has say nothing of its bars.
+/// Makes the bars of the measured parts. Without a row of Fanfare a part has no bar; without a figure it has one
+/// without a verdict. `connections` bounds the opened connections: a part that needs more is not judged.
 pub(super) fn bars(measured: &Measurements, connections: Option<u32>) -> Vec<Bar> {
-    // Those in groups are beyond what was asked for, and come last.
+    // The groups are no published part, so their bars come last.
     let (groups, fan_outs): (Vec<_>, Vec<_>) = measured.fixed.iter().partition(|fixed| fixed.workload.groups);
     let [fan_outs, groups] = [fan_outs, groups].map(|all| all.into_iter().flat_map(of_fan_out));
     let mosts = measured.most.iter().flat_map(of_most);
@@ -143,11 +143,11 @@ fn of_slow(rows: &[Row<SlowReader>]) -> Option<Bar> {
     figures.own(ratio, 1.2, "p99 of the others, of without it", |ratio| format!("{ratio:.2}"))
 }
 
-/// One table's rows.
+/// Rows of one table.
 struct Figures<'a, Run> {
     rows: &'a [Row<Run>],
     title: String,
-    /// Whether a contender has a row here when all are measured.
+    /// Whether a contender has a row in this table if all are measured.
     measured: fn(Contender) -> bool,
 }
 
@@ -163,7 +163,7 @@ impl<Run> Figures<'_, Run> {
         })
     }
 
-    /// A figure of which more is better, as a multiple of the best of those `among` all.
+    /// Bar for a figure of which more is better, as a multiple of the best of the others that are `among`.
     fn at_least(
         &self,
         figure: impl Fn(&Run) -> f64,
@@ -175,7 +175,7 @@ impl<Run> Figures<'_, Run> {
         self.beside_the_best(figure, what, among, f64::total_cmp, bar)
     }
 
-    /// A figure of which less is better.
+    /// Bar for a figure of which less is better.
     fn at_most(
         &self,
         figure: impl Fn(&Run) -> f64,
@@ -187,7 +187,7 @@ impl<Run> Figures<'_, Run> {
         self.beside_the_best(figure, what, among, |one, other| other.total_cmp(one), bar)
     }
 
-    /// `goodness` orders what is worse before what is better.
+    /// Bar beside the best of the others. `goodness` orders a worse figure before a better one.
     fn beside_the_best(
         &self,
         figure: impl Fn(&Run) -> f64,
@@ -207,7 +207,7 @@ impl<Run> Figures<'_, Run> {
         })
     }
 
-    /// A figure of Fanfare's alone.
+    /// Bar for a figure of Fanfare alone.
     fn own_at_most(
         &self,
         figure: impl Fn(&Run) -> f64,
@@ -218,7 +218,7 @@ impl<Run> Figures<'_, Run> {
         self.own(self.fanfare(figure), at_most, what, show)
     }
 
-    /// None: every run failed.
+    /// Bar for a figure; `None`: every run failed.
     fn own(
         &self,
         figure: Option<f64>,
@@ -233,7 +233,7 @@ impl<Run> Figures<'_, Run> {
         })
     }
 
-    /// Without a row of Fanfare there is nothing to hold it to.
+    /// Whether Fanfare has a row, without which there is no bar.
     fn is_asked(&self) -> bool {
         self.rows.iter().any(|row| row.contender == Contender::Fanfare)
     }
@@ -254,7 +254,7 @@ impl<Run> Figures<'_, Run> {
                     left_out += 1;
                     return None;
                 };
-                // What a peer did not carry is told, and no figure is missing for it. Of Fanfare it is.
+                // A run that a peer did not carry counts as a result. For Fanfare it is a missing figure.
                 let beaten = if contender.is_fanfare() { 0 } else { row.not_carried.len() };
                 let runs = row.runs.len() + beaten;
                 (runs < RUNS_MIN).then(|| format!("{runs} of {}", contender.name()))
@@ -286,7 +286,7 @@ impl<Run> Figures<'_, Run> {
         named.filter_map(|contender| Some((contender, self.of(contender, &figure)?))).collect()
     }
 
-    /// None where every run failed.
+    /// Runs of a contender; `None` if every run failed.
     fn runs(&self, contender: Contender) -> Option<&[Run]> {
         let row = self.rows.iter().find(|row| row.contender == contender)?;
         (!row.runs.is_empty()).then_some(&row.runs)

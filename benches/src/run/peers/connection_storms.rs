@@ -1,4 +1,4 @@
-//! Cost of a connection until it is attached, and of a storm of them at once.
+//! Cost of a connection until it is attached, and duration of a connection storm.
 
 use std::thread;
 
@@ -12,10 +12,10 @@ use crate::Result;
 use crate::load::StormOutcome;
 
 pub(super) const STORM_CONNECTIONS: u32 = 10_000;
-/// How many are on their way at a time when they come at a pace that the server sets.
+/// Number of connections that are being opened at once when the server sets the pace.
 const TOGETHER: u32 = 100;
 
-/// The same connections twice, each time to a fresh server.
+/// The same connections twice, one after another and at once, each time to a fresh server.
 #[derive(Serialize)]
 pub(super) struct ConnectionStorms {
     pub(super) in_turn: StormOutcome,
@@ -25,12 +25,12 @@ pub(super) struct ConnectionStorms {
 }
 
 impl ConnectionStorms {
-    /// Connections opened and attached for each second of the server's CPU, coming in turn.
+    /// Connections opened and attached per second of the server's CPU, when they come in turn.
     pub(super) fn per_core_second(&self) -> f64 {
         self.in_turn.connections as f64 / self.in_turn.cost.server_cpu_s
     }
 
-    /// How long the herd took, of the time in which all cores do what it cost on both sides; above 1 somebody waited for nothing.
+    /// Duration of the storm, as a multiple of its CPU time on both sides over all cores. Above 1 there was idle time.
     pub(super) fn wall_of_cpu(&self) -> f64 {
         let cost = &self.at_once.cost;
         cost.wall_s / ((cost.server_cpu_s + cost.generator_cpu_s) / self.cores as f64)

@@ -14,7 +14,7 @@ use crate::wire::dialect::Dialect;
 const WINDOW: &str = "FANFARE_LIMITS_DELIVERY_WINDOW_MS";
 const THREADS: &str = "FANFARE_THREADS";
 
-/// A server, with how it is set and what is spoken with it.
+/// A measured server, with its settings and its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Contender {
@@ -74,9 +74,8 @@ pub(super) struct ServerDescription {
 }
 
 impl Contender {
-    /// Gives the contenders that were named, or those of the published tables: the baseline that the bars are
-    /// of, the baseline with one call for many sockets in one thread and in two, the node with the windows of
-    /// the table, and all peers.
+    /// Gives the contenders that were named, or those of the published tables: the baseline that the bars refer to, the
+    /// baseline with io_uring in one thread and in two, the node with the windows of the table, and all peers.
     pub(super) fn chosen(named: &[Self]) -> Vec<Self> {
         let all = Self::value_variants().iter().copied();
         let is_asked = |contender: &Self| match named {
@@ -116,12 +115,12 @@ impl Contender {
         }
     }
 
-    /// Whether a fault of it is an error.
+    /// Whether it is Fanfare, so that a fault of it is an error.
     pub(super) fn is_fanfare(self) -> bool {
         self == Self::Fanfare || self.setting().is_some()
     }
 
-    /// Gives the setting in which it differs from Fanfare by default, as variable and value.
+    /// Gives the one setting that differs from the default, as variable and value.
     fn setting(self) -> Option<(&'static str, u32)> {
         match self {
             Self::FanfareWindow0 => Some((WINDOW, 0)),
@@ -146,7 +145,7 @@ impl Contender {
         self.is_peer() && !self.is_plain()
     }
 
-    /// Whether it is as it comes: what collects messages makes no difference where there are none.
+    /// Whether it has no batching, and so a row in tables without deliveries, where batching makes no difference.
     pub(super) fn is_plain(self) -> bool {
         matches!(
             self,
@@ -169,7 +168,7 @@ impl Contender {
         }
     }
 
-    /// The binary of a peer, in the folder of all of them.
+    /// Path of a peer's binary, below the folder of all peers.
     pub(super) fn peer(self) -> Option<&'static str> {
         match self {
             Self::CentrifugeJson
@@ -205,7 +204,7 @@ impl Contender {
         }
     }
 
-    /// All others have heartbeats anyway.
+    /// Starts the server with heartbeats. All but the baseline have heartbeats anyway.
     pub(super) fn start_with_heartbeats(self, places: &ServerPaths) -> Result<Server> {
         match self {
             Self::Baseline => Server::baseline_with_heartbeats(&places.bench),
@@ -259,7 +258,7 @@ impl Contender {
 }
 
 impl ServerDescription {
-    /// Describes the bare store loop, which is no server but has rows.
+    /// Describes the bare store loop, which is no server but has a row.
     pub(super) fn bare_loop() -> Self {
         let settings = "embedded store without a node, rows made in one thread and committed in another, tables and sealing as the node has them, a batch and an fsync for each group";
         Self { name: "bare store loop", version: of_this(), settings: settings.to_owned() }

@@ -1,4 +1,4 @@
-//! Connections that hear nothing: what each of them costs, and what each channel costs beyond its connection.
+//! Idle load: cost of a connection, and of each channel beyond its connection.
 
 use serde::Serialize;
 
@@ -10,13 +10,13 @@ use crate::Result;
 use crate::load::IdleOutcome;
 
 pub(super) const IDLE_CONNECTIONS: u32 = 15_000;
-/// Half-way between the second heartbeat of Fanfare and of the floor and the third, which come every 15 s.
+/// Length of the idle part, in seconds: half-way between the second and the third heartbeat, which come every 15 s.
 const IDLE_SECONDS: u32 = 37;
 pub(super) const CROWD_CONNECTIONS: u32 = 10_000;
 const CROWD_ATTACHED: u32 = 10;
 const CROWD_SECONDS: u32 = 5;
 
-/// The same number of connections without a channel and with some each.
+/// Memory and CPU of the same number of connections without channels and with several channels each.
 #[derive(Serialize)]
 pub(super) struct Crowd {
     pub(super) attached: u32,

@@ -17,7 +17,7 @@ use super::workload::{self, Part, Reading, Workload};
 use crate::load::{FanoutOutcome, IdleOutcome};
 use crate::{NotCarried, Result};
 
-/// Greatest 99th percentile of a rate that counts as carried, with nothing lost.
+/// Greatest 99th percentile at which a rate counts as carried, if nothing is lost.
 pub(super) const P99_MS_MAX: f64 = 100.0;
 const FIRST_TRIAL_PER_S: f64 = 200_000.0;
 /// Factor from one trial to the next, until both sides of the limit are known. Then the step is halved
@@ -73,7 +73,7 @@ pub(super) struct SlowReaderRows {
 pub(super) struct Row<Run> {
     pub(super) contender: Contender,
     pub(super) runs: Vec<Run>,
-    /// Why other runs have no figures: what the server did not carry.
+    /// Reasons for which other runs have no figures: the server did not carry the load.
     pub(super) not_carried: Vec<String>,
 }
 
@@ -82,7 +82,7 @@ impl<Run> Row<Run> {
         Self { contender, runs: Vec::new(), not_carried: Vec::new() }
     }
 
-    /// Keeps what became of a run. What was asked of Fanfare it has to carry, so else this says why it failed.
+    /// Keeps the outcome of a run. Gives the text of a failure; a load that Fanfare does not carry is one.
     fn take(&mut self, run: Result<Run>) -> Option<String> {
         let name = self.contender.name();
         match run {
@@ -107,14 +107,14 @@ pub(super) struct Trial {
 }
 
 impl Comparison<'_> {
-    /// Each server, and the loop that durable publishes are measured beside.
+    /// Describes each server, and the loop beside durable publishes.
     pub(super) fn described(&self) -> Vec<ServerDescription> {
         let servers = self.contenders.iter().map(|contender| contender.describe(&self.places));
         let bare_loop = self.options.is_asked(Part::W5, &self.contenders).then(ServerDescription::bare_loop);
         servers.chain(bare_loop).collect()
     }
 
-    /// Measures all that can be, and tells each table as soon as it is known; what failed is told in words beside it.
+    /// Measures all that can be measured, printing each table as soon as it is known, and gives the failures as text.
     pub(super) fn measure(&self) -> (Measurements, Vec<String>) {
         let tell = |table: String| eprint!("\n{table}");
         let asked = |part| self.options.is_asked(part, &self.contenders);
@@ -186,7 +186,8 @@ impl Comparison<'_> {
         self.rows_where(times, title, failures, |contender, _| run(contender))
     }
 
-    /// `times`: how often within a repetition; of whom that is never there is no row. `run` is told which run of a server's it is.
+    /// Measures the contenders. `times` gives the runs of each within a repetition; one without runs has no row. `run`
+    /// also gets the number of the run for its contender.
     pub(super) fn rows_where<Run>(
         &self,
         times: impl Fn(Contender) -> u32,
@@ -251,7 +252,8 @@ impl Comparison<'_> {
         result_of(command)
     }
 
-    /// Tries rates until the limit is known within a tenth. What is not carried is tried once more, as it may be chance.
+    /// Tries rates until the limit is known within a tenth. A rate that is not carried is tried once more, as it may be
+    /// chance.
     fn most(&self, contender: Contender, message_bytes: u32) -> Result<Trial> {
         let (mut best, mut failed) = (None, None);
         let mut carried = |per_s: f64| {
@@ -285,12 +287,13 @@ impl Comparison<'_> {
     }
 }
 
-/// The order of so many rows in a repetition, the first one being another one each time.
+/// Order of the rows in a repetition; each repetition begins with another row.
 fn turns(repetition: u32, rows: usize) -> impl Iterator<Item = usize> {
     (0..rows).map(move |at| (at + repetition as usize) % rows)
 }
 
-/// Asks `carried` up or down until the limit lies between two trials, then between them. The last yes is the highest.
+/// Calls `carried` with higher or lower rates until the limit lies between two trials, and then with rates between
+/// them. The last rate that was carried is the highest.
 fn search(mut carried: impl FnMut(f64) -> bool) {
     let mut per_s = FIRST_TRIAL_PER_S;
     let first = carried(per_s);

@@ -1,4 +1,4 @@
-//! Side by side: Fanfare, the floor and the peers under the same load, one after another on the same machine.
+//! Side by side: Fanfare, the baseline and the peers under the same load, one after another on the same machine.
 
 mod bars;
 mod connection_storms;
@@ -29,40 +29,40 @@ use contender::{Contender, ServerPaths};
 use measure::{Comparison, Measurements};
 use workload::Part;
 
-/// 18 000 connections that the node may have, and what it opens beside them.
+/// Open files of a node: its limit of 18 000 connections, and the files that it opens beside them.
 const OPEN_FILES: u64 = 20_000;
 
 #[derive(Args)]
 pub struct Options {
-    /// Also writes everything that was measured to this file, as JSON.
+    /// File for all figures, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Also draws what was measured of W1, W2 and w2-groups into this folder, which is made, as SVG, writes what is printed to
-    /// `peers.md` there, and removes pictures of what was not measured; where a measurement failed all stays as it was.
+    /// Folder for pictures (SVG) of W1, W2 and w2-groups and for the printed tables (`peers.md`); it is created.
+    /// Pictures of parts that were not measured are removed. After a failed measurement nothing is changed.
     #[arg(long)]
     pub plots: Option<PathBuf>,
-    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
+    /// Node binary to measure; without it the `dist` build of this checkout, built first if it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
     /// Folder of the peers' binaries; without it that of `make peers`.
     #[arg(long)]
     pub peers: Option<PathBuf>,
-    /// How often everything is measured; the tables have the medians.
+    /// Number of repetitions; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
-    /// Length of each measured part; durable publishes and a slow reader have ten at least.
+    /// Length of each measured part, in seconds; durable publishes and a slow reader have ten at least.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Subscribers rest for so long whenever they have read, so that they do not use the other cores at the same time.
+    /// Microseconds that subscribers sleep after each read, so that they do not use the other cores at the same time.
     #[arg(long, default_value_t = 0)]
     pub rest_us: u32,
-    /// Opens no more connections than this in W3, W4 and W6, of whose bars none is judged that has more; for trying it out.
+    /// Greatest number of connections in W3, W4 and W6, to try the command out; a bar that needs more is not judged.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub connections: Option<u32>,
-    /// Measures only these parts, with commas between them.
+    /// Parts to measure, with commas between them.
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Measures only these servers, with commas between them; without it those of the published tables.
+    /// Servers to measure, with commas between them; without it those of the published tables.
     #[arg(long, value_enum, value_delimiter = ',')]
     servers: Vec<Contender>,
 }
@@ -76,8 +76,8 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Measures everything and prints the tables. What a peer or the floor loses or does not carry is told; an error is a
-/// measurement that failed, and what Fanfare did not carry, or lost, doubled or delivered out of order.
+/// Measures and prints the tables. A fault of a peer or of the baseline is reported; a failed measurement is an error,
+/// and so is a load that Fanfare did not carry, or a message that it lost, duplicated or delivered out of order.
 pub fn run(options: &Options) -> Result<()> {
     os::need_open_files(OPEN_FILES)?;
     let this = env::current_exe()?;
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let node = given.map_or_else(|| build_node(&this), Ok)?;
     let data = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target)?;
-    // Some are started in folders of their own.
+    // Some peers are started in folders of their own, so the path must be absolute.
     let peers = std::path::absolute(peers)?;
     let machine = Machine::look(&node);
     print!("{machine}");
@@ -127,8 +127,7 @@ impl Options {
         asked && contenders.iter().any(|contender| part.measures(*contender))
     }
 
-    /// Gives the contenders that have a row. An error names a part that is measured of none of the named
-    /// ones.
+    /// Gives the contenders that have a row. An error names a part that none of the named contenders has.
     fn contenders(&self) -> Result<Vec<Contender>> {
         let mut contenders = Contender::chosen(&self.servers);
         let Some(part) = self.only.iter().find(|part| !self.is_asked(**part, &contenders)) else {
@@ -150,7 +149,7 @@ fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-/// An error names all that are missing.
+/// Checks that the peers' binaries exist. An error names all that are missing.
 fn need_peers(contenders: &[Contender], folder: &Path) -> Result<()> {
     let peers: BTreeSet<&str> = contenders.iter().filter_map(|contender| contender.peer()).collect();
     let missing: Vec<&str> = peers.into_iter().filter(|peer| !folder.join(peer).exists()).collect();

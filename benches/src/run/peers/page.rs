@@ -1,4 +1,4 @@
-//! Page of a run's figures, beside the pictures.
+//! Page with the figures of a run, beside the pictures.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 use super::super::machine::Machine;
 use super::contender::ServerDescription;
 
-/// Writes `peers.md` into the folder; `tables` is what the command prints, bars and failures included.
+/// Writes `peers.md` into the folder; `tables` is the output of the command, with bars and failures.
 pub(super) fn write(
     folder: &Path,
     machine: &Machine,

@@ -12,15 +12,15 @@ use super::measure::FixedRate;
 use super::workload::{self, Workload};
 
 const WIDTH: u32 = 800;
-/// Width of the names, behind which the bars begin.
+/// Width of the column of names; the bars begin after it.
 const NAMES: u32 = 290;
 const BARS: u32 = 420;
 const ROW: u32 = 20;
 const TITLE: u32 = 34;
 const FOOTER: u32 = 28;
 
-/// Writes `fan-out-….svg` into the folder, which is made if need be; `footer` says where and when it was measured. Gives how many.
-/// Those of another run are removed, since the page that is written beside them does not tell of them.
+/// Writes `fan-out-….svg` into the folder, which is created, and gives the number of pictures. `footer` says where and
+/// when they were measured. Pictures of an earlier run are removed, since the page does not describe them.
 pub(super) fn write(fan_outs: &[FixedRate], folder: &Path, footer: &str) -> io::Result<usize> {
     fs::create_dir_all(folder)?;
     let mut drawn = BTreeSet::new();
@@ -71,7 +71,7 @@ fn picture(FixedRate { workload, rows }: &FixedRate, footer: &str) -> String {
 struct Panel {
     title: &'static str,
     bars: Vec<(Contender, f64)>,
-    /// How long a bar is beside the others, from what it stands for.
+    /// Length of a bar for a value, in units of its own.
     scale: fn(f64) -> f64,
 }
 

@@ -1,4 +1,4 @@
-//! How the peers are started and set.
+//! Start and configuration of the peers.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,14 +11,14 @@ use super::super::server::Server;
 use crate::Result;
 use crate::wire::pusher::{KEY, SECRET};
 
-/// The server of `benches/peers/centrifuge`.
+/// Starts the server of `benches/peers/centrifuge`.
 pub(super) fn centrifuge(binary: &Path, batching: bool) -> Result<Server> {
     let mut command = Command::new(binary);
     command.env("GOGC", "200").args(batching.then_some("-batching"));
     Server::announcing(&mut command)
 }
 
-/// A NATS server with a WebSocket listener, and a folder of its own under `data`.
+/// Starts a NATS server with a WebSocket listener, and a folder of its own under `data`.
 pub(super) fn nats(binary: &Path, data: &Path) -> Result<Server> {
     let folder = tempfile::Builder::new().prefix("nats-").tempdir_in(data)?;
     let configuration = folder.path().join("nats.conf");
@@ -35,10 +35,10 @@ pub(super) fn nats(binary: &Path, data: &Path) -> Result<Server> {
     Server::writing(&mut command, folder, nats_address)
 }
 
-/// A Sockudo server with one application, and a folder of its own under `data`.
+/// Starts a Sockudo server with one application, and a folder of its own under `data`.
 pub(super) fn sockudo(binary: &Path, data: &Path) -> Result<Server> {
     let folder = tempfile::Builder::new().prefix("sockudo-").tempdir_in(data)?;
-    // It does not say which port it has, so it is given one that was free a moment ago.
+    // The server does not report its port, so it gets one that was free a moment ago.
     let address = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
     let configuration = folder.path().join("sockudo.toml");
     fs::write(
@@ -60,7 +60,8 @@ pub(super) fn sockudo(binary: &Path, data: &Path) -> Result<Server> {
     Server::writing(&mut command, folder, |_| Ok(TcpStream::connect(address).ok().map(|_| address)))
 }
 
-/// None while the file is not there or not whole: the server writes it in place, under a name with its process id.
+/// Reads the address that the server writes into a file with its process id; `None` while the file is missing or
+/// incomplete.
 fn nats_address(folder: &Path) -> Result<Option<SocketAddr>> {
     #[derive(Deserialize)]
     struct NatsPorts {

@@ -1,4 +1,4 @@
-//! Cost to the other readers of one in a hundred that reads nothing.
+//! Effect of one subscriber in a hundred that reads nothing on the others.
 
 use serde::Serialize;
 
@@ -9,17 +9,17 @@ use super::workload::{Part, Reading, Workload};
 use crate::load::{FanoutOutcome, SlowReaderStats};
 use crate::{NotCarried, Result};
 
-/// The same load twice, each time over a fresh server.
+/// The same load twice, with and without a slow reader, each time on a fresh server.
 #[derive(Serialize)]
 pub(super) struct SlowReader {
     pub(super) without: FanoutOutcome,
     pub(super) with: FanoutOutcome,
 }
 
-/// The share of the measured part in which a slow reader has to have been there.
+/// Least share of the measured part in which a slow reader must be attached.
 const ATTACHED_MIN: f64 = 0.9;
-/// How often Fanfare is measured in each repetition: its bar compares two 99th percentiles of its own, and each of them is up to
-/// twice as far from one run to the next.
+/// Number of runs of Fanfare in each repetition. Its bar compares two of its own 99th percentiles, and each of them
+/// varies by up to a factor of two between runs.
 const TIMES_OF_FANFARE: u32 = 3;
 
 impl SlowReader {
@@ -28,12 +28,12 @@ impl SlowReader {
         self.with.slow.as_ref().map_or(0.0, share)
     }
 
-    /// The 99th percentile of the others, as a multiple of what it is when all read.
+    /// The 99th percentile of the other subscribers, as a multiple of that without a slow reader.
     pub(super) fn p99_ratio(&self) -> f64 {
         self.with.p99_ms / self.without.p99_ms
     }
 
-    /// The same of the medians of either side.
+    /// The same ratio for the medians of several runs.
     pub(super) fn p99_ratio_of(runs: &[Self]) -> f64 {
         median(runs, |run| run.with.p99_ms) / median(runs, |run| run.without.p99_ms)
     }
@@ -57,7 +57,8 @@ impl Comparison<'_> {
         rows
     }
 
-    /// Each is the first one of the two as often. An error where nobody was slow for much of the time.
+    /// Measures with and without a slow reader; which comes first alternates with `nth`. Returns an error if no slow
+    /// reader was attached for most of the time.
     fn both(&self, contender: Contender, workload: Workload, nth: u32) -> Result<SlowReader> {
         let fan_out =
             |reading| self.fan_out(contender, workload, reading, self.options.seconds.max(SECONDS_MIN));

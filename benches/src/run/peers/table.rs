@@ -1,4 +1,4 @@
-//! The tables as Markdown.
+//! Tables of the comparison, as Markdown.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::measure::{FixedRate, HighestRate, Measurements, P99_MS_MAX, Row, Slow
 use super::slow::SlowReader;
 use crate::load::{Cost, FanoutOutcome, IdleOutcome, SlowReaderStats};
 
-/// Above it a server may be waiting for the generator, which reads with one thread.
+/// Cores of the generator above which a server may be waiting for it, since it reads with one thread.
 const GENERATOR_CORES_MAX: f64 = 0.85;
 
 pub(super) fn of(measured: &Measurements, bars: &[Bar], failures: &[String]) -> String {
@@ -190,7 +190,7 @@ pub(super) fn crowd_table(rows: &[Row<Crowd>]) -> String {
     table.text() + &not_carried(rows)
 }
 
-/// Both in one table, as the peers have nothing of the kind.
+/// Table of the node and the bare loop. The peers have no durable publishes.
 pub(super) fn durable_table(publish: &Publish) -> String {
     let Publish { connections, window, message_bytes, node, bare_loop } = publish;
     let length = length(node.first().map(|run| &run.cost));
@@ -267,12 +267,12 @@ pub(super) fn slow_table(SlowReaderRows { workload, rows }: &SlowReaderRows) -> 
     table.text() + &not_carried(rows)
 }
 
-/// Gives the length of the measured part, which may be longer than was asked for.
+/// Gives the length of the measured part, which may be longer than requested.
 fn length(cost: Option<&Cost>) -> String {
     cost.map_or_else(String::new, |cost| format!(", {:.0} s", cost.wall_s))
 }
 
-/// Beside the columns how many runs the figures are from.
+/// Makes a table that also has the number of runs of each row.
 fn table_of(title: &str, columns: &[&str]) -> Table {
     Table::new(title, &[&["runs"], columns].concat())
 }
@@ -288,7 +288,7 @@ fn add<Run>(table: &mut Table, row: &Row<Run>, mut cells: Vec<String>) {
     table.row(row.contender.name(), runs + not_carried, cells);
 }
 
-/// The median, and from which to which the runs reach.
+/// Median, with the least and the greatest value of the runs.
 fn spread<Run>(runs: &[Run], decimals: usize, figure: impl Fn(&Run) -> f64) -> String {
     around(runs, median(runs, &figure), decimals, figure)
 }
@@ -304,7 +304,7 @@ fn around<Run>(runs: &[Run], middle: f64, decimals: usize, figure: impl Fn(&Run)
     format!("{middle:.decimals$} ({least:.decimals$}–{most:.decimals$})")
 }
 
-/// Why, each reason once.
+/// Reasons of runs that were not carried, each once.
 fn not_carried<Run>(rows: &[Row<Run>]) -> String {
     let shown: BTreeSet<String> = rows
         .iter()
@@ -330,7 +330,7 @@ fn generator_cores(cost: &Cost) -> f64 {
     cost.generator_cpu_s / cost.wall_s
 }
 
-/// Lost, doubled, reordered and astray, of all runs.
+/// Counts of lost, duplicated, reordered and misdirected messages, over all runs.
 pub(super) fn faults(runs: &[FanoutOutcome]) -> String {
     let sum = |count: fn(&FanoutOutcome) -> u64| runs.iter().map(count).sum::<u64>();
     let (lost, duplicated) = (sum(|run| run.faults.lost), sum(|run| run.faults.duplicated));

@@ -5,40 +5,40 @@ use super::contender::Contender;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Part {
-    /// One channel with very many subscribers, seldom published to.
+    /// One channel with very many subscribers and few publishes.
     W1,
     /// Many channels at a given rate.
     W2,
-    /// The same, where subscribers come in groups that have all their channels in common.
+    /// Many channels at a given rate, with subscribers in groups that have all their channels in common.
     W2Groups,
     /// The channels of W2 at the highest rate that a server carries.
     Most,
-    /// Very many connections that hear nothing but heartbeats.
+    /// Very many connections that receive only heartbeats.
     W3,
-    /// Connections that come in turn and at once, each until it is attached.
+    /// Connections that come in turn and at once, until they are attached.
     W4,
     /// Durable publishes.
     W5,
-    /// Many connections with several channels each, all of their own.
+    /// Many connections with several channels each, which no other connection has.
     W6,
     /// A hundred subscribers, of which one reads nothing.
     W7,
 }
 
 impl Part {
-    /// Whether there is a row of it.
+    /// Whether the part has a row for the contender.
     pub(super) fn measures(self, contender: Contender) -> bool {
         match self {
             Self::W1 | Self::W2 | Self::W2Groups => true,
-            // With a search for each, of those that a bar is of, and of the fastest, which says what can be offered.
+            // Each row is a search. Left out are contenders that no bar refers to and that are not the fastest.
             Self::Most => !matches!(
                 contender,
                 Contender::Baseline | Contender::BaselineTwoThreads | Contender::FanfareOneThread
             ),
             Self::W3 | Self::W4 | Self::W6 => contender.is_plain(),
-            // Of the others none stores anything.
+            // None of the others stores messages.
             Self::W5 => contender == Contender::Fanfare,
-            // The floor gives up at once whom it cannot write to, so nobody stays slow.
+            // The baseline closes a connection that it cannot write to, so it has no slow reader.
             Self::W7 => contender.is_plain() && contender != Contender::Baseline,
         }
     }
@@ -51,7 +51,7 @@ pub(super) struct Workload {
     pub(super) channels: u32,
     /// Channels per subscriber.
     pub(super) attached: u32,
-    /// Subscribers come in groups that have all their channels in common, and not as chance has it.
+    /// Whether subscribers come in groups that have all their channels in common; otherwise the channels are random.
     pub(super) groups: bool,
     /// Connections that publish.
     pub(super) publishers: u32,
@@ -65,7 +65,7 @@ const W1_BYTES: u32 = 128;
 pub(super) const W2_DELIVERIES_PER_S: [u32; 2] = [100_000, 400_000];
 pub(super) const W2_BYTES: [u32; 2] = [128, 1024];
 
-/// The workloads of a given rate, of the parts that were asked for.
+/// Gives the workloads of a given rate, for the parts that were asked for.
 pub(super) fn of_parts(asked: impl Fn(Part) -> bool) -> Vec<Workload> {
     let mut all = Vec::new();
     if asked(Part::W1) {
@@ -91,13 +91,15 @@ fn one_channel(subscribers: u32) -> Workload {
     }
 }
 
-/// 80 subscribers for each channel, and publishers enough that no server is bound to one thread for reading them.
+/// Makes a workload with 80 subscribers for each channel, and so many publishers that no server needs one thread to
+/// read them all.
 pub(super) fn many_channels(deliveries_per_s: u32, message_bytes: u32) -> Workload {
     let (subscribers, channels, attached, publishers) = (500, 125, 20, 10);
     Workload { subscribers, channels, attached, groups: false, publishers, deliveries_per_s, message_bytes }
 }
 
-/// A hundred subscribers with as many deliveries as all of W2 at its lower rate, large ones: more than buffers take.
+/// Makes a workload of a hundred subscribers with as many deliveries as W2 at its lower rate, with messages so large
+/// that buffers fill.
 pub(super) fn hundred() -> Workload {
     Workload { subscribers: 100, channels: 25, ..many_channels(W2_DELIVERIES_PER_S[0], W2_BYTES[1]) }
 }

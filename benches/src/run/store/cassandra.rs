@@ -1,4 +1,4 @@
-//! A database for a measurement, by the script that the tests of the cluster use.
+//! A database for a measurement, started by the script of the cluster tests.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::Result;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cluster-tests/cassandra/cassandra");
 
-/// Nodes of Apache Cassandra, and when they acknowledge a write.
+/// Number of nodes of Apache Cassandra, and the time at which they acknowledge a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// `batch`: when the commit log is on the disk; `periodic`: before.
+    /// Setting of the commit log: `batch` acknowledges a write when the log is on the disk, `periodic` before.
     fn sync(self) -> &'static str {
         match self {
             Self::OneBatch | Self::ThreeBatch => "batch",
@@ -56,14 +56,14 @@ impl Kind {
 /// A running database. Dropping it ends it, and so does the end of this process.
 pub(super) struct Cassandra {
     pub(super) points: String,
-    /// Ends the nodes when it ends.
+    /// Process that ends the nodes when it ends.
     keeper: Option<Companion>,
     nodes: usize,
     folder: TempDir,
 }
 
 impl Cassandra {
-    /// With a folder of its own under `data`.
+    /// Starts the database with a folder of its own under `data`.
     pub(super) fn start(kind: Kind, data: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("cassandra-").tempdir_in(data)?;
         let mut keeper = Command::new("sh");
@@ -102,7 +102,7 @@ impl Cassandra {
 
 impl Drop for Cassandra {
     fn drop(&mut self) {
-        // What it could not end it has said.
+        // The keeper reports itself what it could not end.
         drop(self.keeper.take().map(Companion::end));
     }
 }

@@ -1,4 +1,4 @@
-//! The shared store: a node before a database, beside the driver alone.
+//! The shared store: a node with a database, beside the driver alone.
 
 mod cassandra;
 mod reading;
@@ -29,34 +29,36 @@ const ACCOUNT: &str = "dev";
 
 #[derive(Args)]
 pub struct Options {
-    /// Also writes everything that was measured to this file, as JSON.
+    /// File for all figures, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
+    /// Node binary to measure; without it the `dist` build of this checkout, built first if it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// The binary with the driver alone; without it the `dist` build of this checkout.
+    /// Binary with the driver alone; without it the `dist` build of this checkout.
     #[arg(long)]
     pub bare: Option<PathBuf>,
-    /// How often everything is measured; the tables have the medians.
+    /// Number of repetitions; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// How long each database is written to, and then read from, before it is measured, as it gets faster with use.
+    /// Seconds for which each database is written to, and then read from, before it is measured, since it gets faster
+    /// with use.
     #[arg(long, default_value_t = 20)]
     pub warm_up: u32,
-    /// Measures only over these, with commas between them.
+    /// Databases to measure, with commas between them.
     #[arg(long, value_enum, value_delimiter = ',')]
     databases: Vec<Kind>,
     /// Also measures publishes whose messages have an id each.
     #[arg(long)]
     pub ids: bool,
-    /// Gives the database one half of the cores and all else the other one, as if it had a machine of its own.
+    /// Gives the database one half of the cores and all other processes the other half, as if it had a machine of its
+    /// own.
     #[arg(long, conflicts_with = "points")]
     apart: bool,
-    /// Nodes of a database that runs, `host:port` with commas between them, in place of one that is started.
+    /// Addresses of a running database, `host:port` with commas between them, to use instead of starting one.
     #[arg(long, conflicts_with = "databases", value_parser = points)]
     pub points: Option<String>,
 }
@@ -89,7 +91,7 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Measures and prints the tables. A missed bar is told; a measurement that failed is an error.
+/// Measures and prints the tables. A missed bar is reported; a failed measurement is an error.
 pub fn run(options: &Options) -> Result<()> {
     let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
@@ -97,7 +99,7 @@ pub fn run(options: &Options) -> Result<()> {
     let bare = bare_of(&this, options.bare.as_deref())?;
     let machine = Machine::look(&node);
     print!("{machine}");
-    // Beside the binaries, because the folder for temporary files is memory on some machines.
+    // The folder is beside the binaries, since the folder for temporary files is memory on some machines.
     let folder = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
     let cores = thread::available_parallelism()?.get();
     if options.apart && cores < 2 {
@@ -123,11 +125,11 @@ struct Bench<'a> {
     prefixes: Cell<u32>,
 }
 
-/// One that runs.
+/// A running database.
 struct Database {
     title: String,
     points: String,
-    /// None where it runs elsewhere.
+    /// Process ids; empty for a database that this program did not start.
     pids: Vec<u32>,
     _own: Option<Cassandra>,
 }
@@ -141,7 +143,7 @@ impl Database {
 }
 
 impl Bench<'_> {
-    /// Measures all that can be; what failed is told in words beside it.
+    /// Measures all that can be measured, and gives the failures as text.
     fn measure(&self) -> (Vec<Measurements>, Vec<String>) {
         let (mut all, mut failures) = (Vec::new(), Vec::new());
         if let Some(points) = &self.options.points {
@@ -165,7 +167,8 @@ impl Bench<'_> {
     fn start(&self, kind: Kind) -> Result<Database> {
         let (this, apart) = (process::id(), self.options.apart);
         if apart {
-            // It is to know of all cores of the machine when it sets itself up.
+            // The database inherits the cores of this process, and must see all of them when it sizes itself at its
+            // start.
             os::pin(this, 0..self.cores)?;
         }
         let own = Cassandra::start(kind, &self.data)?;
@@ -186,7 +189,7 @@ impl Bench<'_> {
                 failures.push(format!("{}: {what}: {error}", database.title));
             }
         };
-        // A node that starts makes the tables.
+        // A node that starts creates the tables.
         tell("the schema", self.node(database).map(drop));
         for shape in SHAPES {
             tell("warm-up", writing::bare(shape, self, database, warm_up.div_ceil(2)).map(drop));
@@ -206,7 +209,7 @@ impl Bench<'_> {
         Measurements { database: database.title.clone(), writing, reading }
     }
 
-    /// A fresh node, alone, over the database.
+    /// Starts a fresh node, alone, with the database as its store.
     fn node(&self, database: &Database) -> Result<Server> {
         let environment = [
             ("FANFARE_STORE", "scylla".to_owned()),
@@ -229,7 +232,7 @@ impl Bench<'_> {
     }
 }
 
-/// Microseconds; none of a database whose processes are not known.
+/// Gives the table cell of a CPU time; a dash for a database whose processes are not known.
 fn microseconds(us: f64) -> String {
     if us > 0.0 { format!("{us:.0}") } else { "–".to_owned() }
 }

@@ -1,4 +1,4 @@
-//! Pages of history of a node beside the same rows with the driver alone, one read at a time.
+//! Pages of history from a node, beside the same rows read with the driver alone, one read at a time.
 
 use serde::Serialize;
 
@@ -22,7 +22,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// Once each, in turn; the rows are those that the node has written just before.
+    /// Measures both once, in turn. The rows are those that the node has just written.
     pub(super) fn measure(&mut self, bench: &Bench<'_>, database: &Database, seconds: u32) -> Result<()> {
         let channel = format!("bench:history:{}", bench.fresh_prefix());
         let node = bench.node(database)?;

@@ -1,4 +1,4 @@
-//! Acked publishes of a node beside the same writes with the driver alone.
+//! Acked publishes of a node, beside the same writes with the driver alone.
 
 use serde::Serialize;
 
@@ -13,17 +13,18 @@ use crate::load::{Cost, PublishOutcome};
 
 const MESSAGE_BYTES: u32 = 128;
 const SHARE_MIN: f64 = 0.8;
-/// A publisher is a server, which has a connection and many channels.
+/// Number of connections. A publisher stands for a server, with a connection and many channels.
 const CONNECTIONS: u32 = 16;
 
-/// Channels that are published to at a time, and publishes under way on each.
+/// Number of channels that are published to at a time, and of publishes under way on each.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Shape {
     channels: u32,
     under_way: u32,
 }
 
-/// A write of a channel holds all that waits there: one row, or as many as its publisher has under way.
+/// Measured shapes. A write to a channel holds all rows that wait for it: one, or as many as its publisher has under
+/// way.
 pub(super) const SHAPES: [Shape; 2] =
     [Shape { channels: 256, under_way: 1 }, Shape { channels: 16, under_way: 64 }];
 
@@ -42,7 +43,7 @@ pub(super) struct Writing {
     pub(super) shape: Shape,
     pub(super) bare: Vec<insert::Outcome>,
     pub(super) node: Vec<PublishOutcome>,
-    /// The same, each message with an id.
+    /// Results of publishes whose messages have an id each.
     pub(super) with_ids: Vec<PublishOutcome>,
 }
 
@@ -51,7 +52,7 @@ impl Writing {
         Self { shape, bare: Vec::new(), node: Vec::new(), with_ids: Vec::new() }
     }
 
-    /// Once each, in turn.
+    /// Measures each once, in turn.
     pub(super) fn measure(&mut self, bench: &Bench<'_>, database: &Database, seconds: u32) -> Result<()> {
         self.bare.push(bare(self.shape, bench, database, seconds)?);
         self.node.push(through_node(self.shape, bench, database, seconds, false)?);
@@ -118,8 +119,7 @@ fn row_us(cpu_s: f64, cost: &Cost, per_s: f64) -> f64 {
     cpu_s * 1e6 / (per_s * cost.wall_s)
 }
 
-/// Measures writes to the database without a node, `under_way` at a time, each as large as one of the node
-/// can be.
+/// Measures writes to the database without a node, `under_way` at a time, each as large as one of the node can be.
 pub(super) fn bare(
     shape: Shape,
     bench: &Bench<'_>,

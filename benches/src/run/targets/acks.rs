@@ -1,4 +1,4 @@
-//! The ack of a publish with one target beside that without one.
+//! Ack of a publish on a node with one target, beside that without a target.
 
 use serde::Serialize;
 

@@ -1,4 +1,5 @@
-//! Live deliveries, and those to a webhook that works, beside webhooks that hang, answer a gigabyte, and are down.
+//! Isolation: live deliveries and those to a working webhook, beside webhooks that hang, answer with a gigabyte, and
+//! are down.
 
 use serde::Serialize;
 
@@ -15,7 +16,7 @@ const SUBSCRIBERS: usize = 100;
 const RATE: u32 = 200;
 const CHANNELS: usize = 10;
 const SLOWER_MAX: f64 = 1.2;
-/// Nothing listens there.
+/// Address without a listener.
 const DOWN: &str = "http://127.0.0.1:1/";
 
 #[derive(Serialize, Default)]

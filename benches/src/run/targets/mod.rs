@@ -1,5 +1,5 @@
-//! Events on their way to webhooks and queues: what an ack costs with a target, how many events a second leave, and whether targets
-//! that fail hold up anything else.
+//! Events on their way to webhooks and queues: cost of an ack with a target, events per second, and isolation from
+//! failing targets.
 
 mod acks;
 mod isolation;
@@ -31,24 +31,24 @@ use isolation::Isolation;
 use rabbitmq::RabbitMq;
 use throughput::Throughput;
 
-/// Key of the directory that the nodes are given.
+/// Key in the directory of the nodes.
 const KEY: &str = "secret.bench";
 
 #[derive(Args)]
 pub struct Options {
-    /// Also writes everything that was measured to this file, as JSON.
+    /// File for all figures, as JSON.
     #[arg(long)]
     pub out: Option<PathBuf>,
-    /// Measures this binary; without it the `dist` build of this checkout, built first when it is not fresh.
+    /// Node binary to measure; without it the `dist` build of this checkout, built first if it is not fresh.
     #[arg(long)]
     pub node: Option<PathBuf>,
-    /// How often everything is measured; the tables have the medians.
+    /// Number of repetitions; the tables have the medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repetitions: u32,
     /// Length of each measured part.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub seconds: u32,
-    /// Measures this part alone.
+    /// The one part to measure; without it all.
     #[arg(long, value_enum)]
     pub part: Option<Part>,
 }
@@ -71,14 +71,14 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Measures and prints the tables. A missed bar is told; a measurement that failed is an error.
+/// Measures and prints the tables. A missed bar is reported; a failed measurement is an error.
 pub fn run(options: &Options) -> Result<()> {
     let given = check(options.node.as_deref(), options.out.as_deref())?;
     let this = env::current_exe()?;
     let node = given.map_or_else(|| build_node(&this), Ok)?;
     let machine = Machine::look(&node);
     print!("{machine}");
-    // Beside the binaries, because the folder for temporary files is memory on some machines.
+    // The folder is beside the binaries, since the folder for temporary files is memory on some machines.
     let folder = tempfile::Builder::new().prefix("bench-data-").tempdir_in(target_folder(&this)?)?;
     let bench = Bench { data: folder.path().to_owned(), this, node, seconds: options.seconds };
     let (mut acks, mut throughput, mut isolation) =
@@ -136,7 +136,7 @@ impl Receiver {
         format!("http://{}{path}", self.address)
     }
 
-    /// The events that it has taken since the last call.
+    /// Events that the receiver has taken since the last call.
     fn tally(&self) -> Result<Tally> {
         let page = Http::connect(self.address, None)?.get("/tally")?.success("the tally")?;
         Ok(serde_json::from_slice(&page)?)
@@ -152,7 +152,8 @@ impl Bench {
         Ok(Receiver { _process: process, address })
     }
 
-    /// A fresh node on the embedded store whose account has webhooks at these addresses, and queues where there is a broker.
+    /// Starts a fresh node on the embedded store, with an account that has webhooks at these addresses, and queues if
+    /// there is a broker.
     fn node(&self, webhooks: &[(&str, String)], broker: Option<&RabbitMq>) -> Result<Server> {
         let hook = |(id, url): &(&str, String)| {
             format!(

@@ -1,4 +1,4 @@
-//! A broker for a measurement, by the script that the tests of the cluster use.
+//! A broker for a measurement, started by the script of the cluster tests.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../cluster-tests/rabb
 pub(super) struct RabbitMq {
     pub(super) amqp: String,
     pub(super) management: String,
-    /// Ends the broker when it ends.
+    /// Process that ends the broker when it ends.
     keeper: Option<Companion>,
     _folder: TempDir,
 }
@@ -40,7 +40,7 @@ impl RabbitMq {
 
 impl Drop for RabbitMq {
     fn drop(&mut self) {
-        // The keeper has said why, where it could not end the broker.
+        // The keeper reports itself why it could not end the broker.
         drop(self.keeper.take().map(Companion::end));
     }
 }

@@ -1,4 +1,4 @@
-//! Events a second to a webhook and to a queue, from the first publish until the last one has arrived.
+//! Events per second to a webhook and to a queue, from the first publish until the last event has arrived.
 
 use std::process::Command;
 use std::thread;
@@ -23,7 +23,7 @@ const QUEUE_SHARE_MIN: f64 = 0.6;
 /// The size of an envelope with a message of 128 bytes.
 const ENVELOPE_BYTES: usize = 400;
 const GLANCE: Duration = Duration::from_millis(50);
-/// No further event for so long ends the measurement.
+/// Time without a further event after which the measurement fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Serialize, Default)]
@@ -76,7 +76,7 @@ impl Throughput {
     }
 }
 
-/// Publishes for a while, and waits until all is delivered.
+/// Publishes for a while, and waits until all events are delivered.
 fn deliver(bench: &Bench, node: &Server, kind: &str, window: usize) -> Result<ThroughputRun> {
     let began = Instant::now();
     let mut command = load(&bench.this, "publish", node);

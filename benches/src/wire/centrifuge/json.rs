@@ -1,4 +1,4 @@
-//! One object a line.
+//! JSON frames, with one object in each line.
 
 use crate::wire::dialect::ReplyKind;
 
@@ -12,12 +12,12 @@ pub fn publish(id: u32, channel: &str, data: &str) -> String {
     format!(r#"{{"id":{id},"publish":{{"channel":"{channel}","data":{data}}}}}"#)
 }
 
-/// Text is cut many times faster than bytes are, even when it has to be checked first.
+/// Splits a frame into replies. The frame is checked as UTF-8 first, since text is split many times faster than bytes.
 pub fn replies(frame: &[u8], mut take: impl FnMut(&[u8])) {
     String::from_utf8_lossy(frame).split('\n').for_each(|reply| take(reply.as_bytes()));
 }
 
-/// A reply begins with the id of its command, and an error is what follows next.
+/// Gives the meaning of a reply, which begins with the id of its command; an error comes next.
 pub fn reply_kind(reply: &[u8]) -> ReplyKind {
     let Some(after) = reply.strip_prefix(br#"{"id":"#) else { return ReplyKind::Other };
     let digits = after.iter().take_while(|byte| byte.is_ascii_digit()).count();

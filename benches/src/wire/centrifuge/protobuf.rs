@@ -1,8 +1,8 @@
-//! Protobuf messages, each after its length.
+//! Protobuf frames, with each message after its length.
 
 use crate::wire::dialect::ReplyKind;
 
-/// The fields of a command and of a reply have the same numbers.
+/// Field numbers, which are the same in a command and in a reply.
 const ID: u8 = 1;
 const ERROR: u8 = 2;
 const CONNECT: u8 = 4;
@@ -23,7 +23,7 @@ pub fn publish(id: u32, channel: &str, data: &str) -> Vec<u8> {
     command(id, PUBLISH, &[(CHANNEL, channel), (DATA, data)])
 }
 
-/// The replies of a frame; a ping is an empty one. What follows one that is cut off is left out.
+/// Splits a frame into replies; a ping is an empty one. A truncated reply ends the frame.
 pub fn replies(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (bytes, rest) = varint(frame)?;
@@ -33,7 +33,7 @@ pub fn replies(mut frame: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// A reply begins with the id of its command, and an error is what follows next.
+/// Gives the meaning of a reply, which begins with the id of its command; an error comes next.
 pub fn reply_kind(reply: &[u8]) -> ReplyKind {
     match reply.strip_prefix(&[ID << 3]).and_then(varint) {
         Some((_, [tag, ..])) if *tag == ERROR << 3 | LENGTH_DELIMITED => ReplyKind::Refused,

@@ -17,7 +17,7 @@ fn reconnecting(addr: SocketAddr) -> Options {
     Options { reconnect: Some(reconnect), ..options(addr) }
 }
 
-/// /// Accepts the connection after a lost one, whose request for the upgrade must hold `wanted`.
+/// Accepts the connection after a lost one. Its upgrade request must contain `expected`.
 async fn again(listener: &TcpListener, expected: &str, key: &str) -> Server {
     let (mut server, request) = Server::accept_with_request(listener).await;
     assert!(request.contains(expected), "{expected}: {request}");
@@ -42,12 +42,12 @@ fn message(serial: &str, id: &str) -> Value {
         "messages": [{"id": id, "data": 1, "connectionId": "c_2", "timestamp": 5}]})
 }
 
-/// /// Waits with a deadline. A client whose server has failed would try to connect for ever.
+/// Waits with a deadline. A client whose server has failed would try to connect for ever.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(20), future).await.expect("it is there soon")
 }
 
-/// /// Gives a short text of an event.
+/// Gives a short text of the next event.
 async fn next(client: &mut Client) -> String {
     match soon(client.next()).await.expect("an event") {
         Event::Messages(delivery) => {
@@ -142,7 +142,7 @@ async fn reattach_serial_follows_messages_and_attached_not_presence() {
         let attach = server.hear().await;
         server.say(&attached(&attach, "s1", false)).await;
         server.say(&message("s2", "m1")).await;
-        // The position of a presence event is ahead of the missed messages, which follow.
+        // The serial of a presence event is ahead of the missed messages, which follow.
         server.say(&json!({"op": 12, "channel": "c", "serial": "s9", "presence": []})).await;
         drop(server);
         let mut server = again(&listener, "&resume=k", "k").await;
@@ -385,7 +385,7 @@ async fn dropped_client_fails_pending_requests_as_closed() {
     assert!(matches!(handle.attach("c").await, Err(Error::Closed)));
 }
 
-/// /// Case: a node may be silent for ten seconds beyond its heartbeat.
+/// Case: a node may be silent for ten seconds beyond its heartbeat.
 #[tokio::test]
 async fn a_silent_node_is_left_and_one_that_speaks_is_answered() {
     let (listener, addr) = listen().await;

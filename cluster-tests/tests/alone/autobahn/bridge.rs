@@ -1,6 +1,6 @@
-//! Between the suite, which wants its messages back, and a node, which gives those of its own protocol: each message is put into
-//! the `id` of a heartbeat, whose answer is the same frame. All that is no payload of a message passes as it is: frames and how
-//! they are cut, control frames, what is broken, and the end of either side.
+//! Bridge between the suite, which expects an echo of its messages, and a node: each message is put into the `id` of a
+//! heartbeat, and the node's answer is the same frame. Everything except the payload of messages passes unchanged:
+//! frames and fragments, control frames, invalid frames, and the end of either side.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// A frame that is not whole after it is passed on as it comes.
+/// Time after which an incomplete frame is passed on as it is.
 const QUIET: Duration = Duration::from_millis(50);
 const TEXT_BEGINS: &[u8] = br#"{"op":0,"id":""#;
 const TEXT_ENDS: &[u8] = br#""}"#;
-/// A map of two: `op`, 0, `id`, and a text with a length of four bytes.
+/// Beginning of a MessagePack map of two entries: `op`, 0, `id`, and a text with a length of four bytes.
 const BINARY_BEGINS: &[u8] = b"\x82\xa2op\x00\xa2id\xdb";
 const MASK: [u8; 4] = [0x5a, 0xa5, 0x3c, 0xc3];
 
@@ -102,12 +102,12 @@ async fn up(mut client: OwnedReadHalf, mut node: OwnedWriteHalf, head: String, m
         frames.translate(false, &mut out);
     }
     frames.translate(true, &mut out);
-    // The node may have ended before.
+    // The node may have closed the connection before.
     node.write_all(&out).await.ok();
     node.shutdown().await.ok();
 }
 
-/// The bytes up to the end of a head, and all that was read.
+/// Reads the head of a request; gives its length and all bytes that were read.
 async fn http_head(stream: &mut OwnedReadHalf) -> Option<(usize, Vec<u8>)> {
     let mut bytes = Vec::new();
     loop {
@@ -120,7 +120,7 @@ async fn http_head(stream: &mut OwnedReadHalf) -> Option<(usize, Vec<u8>)> {
     }
 }
 
-/// The head of a frame, and how many bytes of it stand before its mask.
+/// Head of a frame, and the number of its bytes before the mask.
 struct Head {
     first: u8,
     bytes: usize,
@@ -162,7 +162,7 @@ fn write_head(first: u8, mask: Option<[u8; 4]>, payload_bytes: usize, out: &mut 
 
 struct UpstreamBridge {
     messages: Messages,
-    /// A message is begun and not ended.
+    /// Whether a message has begun and not ended.
     is_within: bool,
     passing: Option<PassingFrame>,
     input: Vec<u8>,
@@ -171,12 +171,12 @@ struct UpstreamBridge {
 /// A frame whose payload is passed on as it comes.
 struct PassingFrame {
     left: usize,
-    /// None: as it is.
+    /// Masks for the payload of a message; `None`: the payload passes unchanged.
     message: Option<Masks>,
     ends: &'static [u8],
 }
 
-/// The positions in the masks of the suite and of the bridge.
+/// Positions in the masks of the suite and of the bridge.
 struct Masks {
     theirs: [u8; 4],
     at: usize,
@@ -200,7 +200,7 @@ impl Masks {
 }
 
 impl UpstreamBridge {
-    /// Takes of the input what can be passed on. `is_quiet`: nothing more has come for a while.
+    /// Passes on the complete part of the input. `is_quiet`: no more input has come for a while.
     fn translate(&mut self, is_quiet: bool, out: &mut Vec<u8>) {
         let mut taken = 0;
         loop {
@@ -247,7 +247,7 @@ impl UpstreamBridge {
         }
     }
 
-    /// Writes the head of a frame of a message and what is put before its payload.
+    /// Writes the head of a message's frame, and the text in front of its payload.
     fn begin(&mut self, head: &Head, is_first: bool, start: usize, out: &mut Vec<u8>) {
         let fin = head.first & FIN != 0;
         self.is_within = !fin;
@@ -292,7 +292,7 @@ fn digit(value: u8) -> u8 {
     b"0123456789abcdef"[usize::from(value)]
 }
 
-/// Escapes a payload for a text of JSON. Bytes that are no UTF-8 stay.
+/// Escapes a payload for a JSON text. Bytes that are not UTF-8 stay.
 fn escaped(payload: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(payload.len());
     for byte in payload {
@@ -338,11 +338,11 @@ async fn down(mut node: OwnedReadHalf, mut client: OwnedWriteHalf) {
             Ok(_) => {}
         }
     }
-    // The suite may have gone before.
+    // The suite may have closed the connection before.
     client.shutdown().await.ok();
 }
 
-/// The message that was put into a heartbeat; none for every other frame.
+/// Gives the message in a heartbeat; `None` for any other frame.
 fn text_of(payload: &[u8]) -> Option<Vec<u8>> {
     let frame: Value = serde_json::from_slice(payload).expect("a node sends JSON");
     if frame["op"] != 0 {

@@ -1,4 +1,4 @@
-//! The original cases of the Autobahn test suite against a real node, over a bridge to what a node understands.
+//! The original cases of the Autobahn test suite against a node, through a bridge that translates messages.
 
 mod bridge;
 
@@ -16,11 +16,11 @@ use bridge::{Bridge, Messages};
 const PATIENCE: Duration = Duration::from_secs(150);
 /// Number of cases of the suite, without those of compression.
 const CASES: usize = 301;
-/// Compression, which a node does not offer.
+/// Cases of compression, which a node does not offer.
 const EXCLUDED: &str = "12.* 13.*";
-/// Cases of large messages, or many, that are binary.
+/// Cases of large or many binary messages.
 const LARGE_BINARY: &str = "9.2.* 9.4.* 9.6.* 9.8.*";
-/// Cases of them with a message of 4 MiB in fragments.
+/// Cases of these with a message of 4 MiB in fragments.
 const FRAGMENTED: &str = "9.4.*";
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ struct Case {
 }
 
 impl Case {
-    /// The suite counts as good too what it only looks at.
+    /// Whether the result is good. Informational cases, which the suite does not judge, count as good.
     fn is_good(&self) -> bool {
         let is_good = |verdict: &str| matches!(verdict, "OK" | "INFORMATIONAL");
         is_good(&self.behavior) && is_good(&self.close)

@@ -1,4 +1,4 @@
-//! A database of three nodes, some of which are killed or stand still: a quorum is enough, and one copy is not.
+//! A database of three nodes, some of which are killed or stalled: a quorum is enough, and one copy is not.
 
 use scylla::statement::{Consistency, Statement};
 
@@ -11,14 +11,14 @@ async fn copies(cassandra: &Cassandra, keyspace: &str) -> String {
     found.into_rows_result().expect("rows").single_row::<(String,)>().expect("a keyspace").0
 }
 
-/// Channels whose partitions are spread over all three nodes.
+/// Number of channels, whose partitions are spread over all three nodes.
 const SPREAD: usize = 24;
-/// Publishes to them that a busy machine may make late. A third of them are late if one node is waited for.
+/// Greatest number of publishes to these channels that may be late on a busy machine. If one node were waited for, a
+/// third of them would be late.
 const LATE_MAX: usize = 3;
 
-/// Publishes to these channels while one of three nodes stands still, and returns how many were refused. A
-/// publisher with ids asks the database more often, and may be refused until the connections to that node are
-/// given up.
+/// Publishes to these channels while one of three nodes is stalled, and returns the number of refusals. A publisher
+/// with ids makes more requests to the database, and may be refused until the connections to that node are closed.
 async fn refused_beside_a_stalled_node(cassandra: &Cassandra, node: &Node) -> usize {
     cassandra.signal("STOP", Some(2));
     let mut refused = 0;
@@ -82,7 +82,7 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
     }
     assert_eq!(stored().await, all(20));
 
-    // One copy is no quorum.
+    // One of three copies is no quorum.
     cassandra.signal("KILL", Some(3));
     wait_until(SOON, "a refused publish", async || {
         publish(&node, "probe", json!({"data": 1})).await.status == 503
@@ -96,11 +96,11 @@ async fn one_of_three_nodes_of_the_database_may_be_gone() {
     node.assert_no_panic();
 }
 
-/// Greatest time for one question to a node of the database.
+/// Greatest time of one query to a node of the database.
 const ASKED_WITHIN: Duration = Duration::from_millis(250);
 
-/// Waits until a publish is acknowledged. Gives the time since a quorum answers a client of that node of the
-/// database alone.
+/// Waits until a publish is acknowledged. Gives the time since a quorum has answered a client that is connected to that
+/// node of the database alone.
 async fn until_well_after(cassandra: &Cassandra, by: usize, keyspace: &str, node: &Node) -> Duration {
     let of_a_quorum = async {
         let session = cassandra.session_by(by).await;
@@ -149,7 +149,7 @@ async fn quorum_restored_beside_a_stalled_database_node_is_noticed() {
                 tokio::task::spawn_blocking(move || server.restart_only(killed))
             })
             .collect();
-        // One that was never away, or one of those that come back.
+        // A database node that was never away, or one of those that come back.
         let by = if still == 1 { 2 } else { 1 };
         let waited = until_well_after(&cassandra, by, &keyspace, &node).await;
         println!("{still} stood still and {killed:?} were killed: an ack {waited:?} after a quorum");
@@ -161,7 +161,7 @@ async fn quorum_restored_beside_a_stalled_database_node_is_noticed() {
             again.await.expect("it starts");
         }
         cassandra.signal("CONT", Some(still));
-        // All of them see each other again.
+        // Waits until all nodes see each other again.
         cassandra.restart();
     }
     node.assert_no_panic();

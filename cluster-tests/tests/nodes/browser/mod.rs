@@ -1,4 +1,4 @@
-//! A real browser against a real node: event stream, socket, CORS, and what becomes of the stream over a restart.
+//! A real browser against a real node: event stream, socket, CORS, and the stream over a restart.
 
 use std::collections::HashSet;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const PAGE: &str = include_str!("page.html");
-/// A browser that starts for the first time reads hundreds of megabytes from a disk that all other tests begin to read from too.
+/// Timeout of a step. The first start of a browser reads hundreds of megabytes from a disk that all other tests read
+/// from, too.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BROWSERS: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
 
@@ -20,14 +21,14 @@ struct Browser {
 }
 
 impl Browser {
-    /// None where there is no browser, which is a failure in CI.
+    /// Opens the page; `None` without a browser, which is a failure in CI.
     fn open(fragment: &str) -> Option<Self> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let page = folder.path().join("page.html");
         std::fs::write(&page, PAGE).expect("the folder is writable");
         let begin = |browser: &&str| {
             Command::new(browser)
-                // Root has no other way, and nothing foreign is opened.
+                // Root can only run the browser without a sandbox, and the page is the test's own.
                 .args([
                     "--headless",
                     "--no-sandbox",
@@ -53,7 +54,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -67,7 +68,7 @@ struct Reports {
 }
 
 impl Reports {
-    /// Reads on until all of these were told, in this order among those of the same name.
+    /// Reads until these values were reported under the name, in this order.
     async fn wait_for(&mut self, socket: &mut Socket, name: &str, expected: &[Value]) {
         let end = tokio::time::Instant::now() + PATIENCE;
         while self.of(name).len() < expected.len() {
@@ -110,13 +111,13 @@ async fn browser_subscribes_publishes_and_misses_nothing_over_restart() {
     let mut publisher = Socket::open(&node, "").await;
     publisher.publish("news", json!({"data": {"text": "é"}})).await;
     publisher.publish("sport: ball/é", json!({"data": 1})).await;
-    // Messages of two channels have no order among them.
+    // Messages of different channels have no order.
     let (news, mut expected) = ("stream message on news", vec![json!({"text": "é"})]);
     reports.wait_for(&mut socket, news, &expected).await;
     reports.wait_for(&mut socket, "stream message on sport: ball/é", &[json!(1)]).await;
     reports.wait_for(&mut socket, "socket message", &[json!("before"), json!({"text": "é"})]).await;
 
-    // The link of the stream alone is cut, and the browser comes back by itself.
+    // Only the link of the stream is cut, and the browser reconnects by itself.
     proxy.cut();
     publisher.publish("news", json!({"data": "while cut"})).await;
     expected.push(json!("while cut"));

@@ -1,4 +1,4 @@
-//! The ceiling of a tenant, and the count that it is held against.
+//! The tenant's limit of connections, and the count for it.
 
 use fanfare_cluster_tests::socket::SocketEnd;
 use fanfare_cluster_tests::{Node, Raw, SOON, Socket, http, wait_until};

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::{KEY, OTHER, SECOND, get, node};
 
-/// Every entry over all pages, following the links.
+/// Reads the entries of all pages, following the links.
 async fn all(node: &Node, path: &str, name: &str, key: &str) -> Vec<Value> {
     let mut entries = Vec::new();
     let mut path = path.to_owned();

@@ -1,4 +1,4 @@
-//! Live connections: how many there may be, who they are, and what ends or narrows them.
+//! Live connections: their limit, their listing, and changes that end them or narrow their capability.
 
 mod ceiling;
 mod listings;

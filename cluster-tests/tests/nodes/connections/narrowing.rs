@@ -1,4 +1,4 @@
-//! A change of the directory reaches connections that are open.
+//! A change of the directory applies to open connections.
 
 use std::time::Duration;
 

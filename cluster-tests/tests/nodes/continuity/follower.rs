@@ -9,7 +9,7 @@ use serde_json::Value;
 pub(crate) struct Follower {
     pub(crate) channel: String,
     pub(crate) serial: Value,
-    /// The number that must come next, when nothing was lost.
+    /// Next number, if no message is lost.
     pub(crate) next: Option<u64>,
 }
 
@@ -18,7 +18,7 @@ impl Follower {
         Self { channel: channel.into(), serial: attached["serial"].clone(), next: None }
     }
 
-    /// Takes a frame: every message must be the one after the last.
+    /// Takes a frame: every message must follow the last one.
     pub(crate) fn take(&mut self, frame: &Value) {
         if frame["channel"] != *self.channel {
             return;
@@ -41,7 +41,7 @@ impl Follower {
         }
     }
 
-    /// Reads until number `last` was seen.
+    /// Reads until message `last` has been received.
     pub(crate) async fn read_to(&mut self, socket: &mut Socket, last: u64) {
         while self.next != Some(last + 1) {
             let frame = socket.next_within(Duration::from_secs(20)).await;

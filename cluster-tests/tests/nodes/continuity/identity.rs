@@ -1,4 +1,4 @@
-//! Identity of a client over its sockets.
+//! Connection id of a client over its sockets.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ async fn lost_connection_is_resumed_with_its_connection_id() {
 #[tokio::test(flavor = "multi_thread")]
 async fn open_socket_is_notified_and_closed_on_session_takeover() {
     let node = node().await;
-    // One of the two is another shard's, wherever the first one went.
+    // In one of several rounds the second socket is on another shard than the first.
     for _ in 0..4 {
         let mut first = Socket::open(&node, "").await;
         first.attach("a").await;
@@ -90,7 +90,7 @@ async fn after_the_window_it_is_another_connection() {
     let (id, resume) = (id_of(&first).clone(), resume_of(&first));
     cut(first);
     let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
-    // Each try that succeeds takes it up anew, and so the pause between tries must pass the window.
+    // Each successful resume opens the connection again, so the delay between attempts must exceed the window.
     let mut pause = Duration::from_millis(250);
     loop {
         time_passes(pause).await;

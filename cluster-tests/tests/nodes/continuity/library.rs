@@ -1,5 +1,4 @@
-//! State that the client library keeps over lost connections, beside deliveries: its publishes, its client id
-//! and its members.
+//! State that the client library keeps over lost connections, beside deliveries: publishes, client id and members.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -154,7 +153,7 @@ async fn client_renews_tokens_and_resumes_after_token_expiry() {
 async fn slow_application_continues_without_missing_messages() {
     const MESSAGES: u64 = 10_000;
 
-    // More than the ring, the outbox, the kernel and the queue of events hold together.
+    // More than the replay buffer, the outbox, the kernel and the queue of events hold together.
     let filler = "x".repeat(4_000);
     let node = node().await;
     let proxy = Proxy::to(node.addr()).await;

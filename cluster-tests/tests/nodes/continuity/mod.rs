@@ -1,4 +1,4 @@
-//! A client that comes back gets every message that it missed, once and in order, or is told that it cannot.
+//! A resuming client gets every missed message, once and in order, or a reported loss.
 
 mod follower;
 mod identity;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use follower::Follower;
 
-/// A node on which one socket may publish as fast as it can.
+/// Starts a node on which one socket may publish at any rate.
 async fn node() -> Node {
     Node::start(unlimited()).await
 }
@@ -42,7 +42,7 @@ async fn publish(socket: &mut Socket, channel: &str, numbers: std::ops::Range<u6
     serials
 }
 
-/// Lets go of a connection without a word.
+/// Drops a connection without a close.
 fn cut(socket: Socket) {
     drop(socket);
 }

@@ -1,4 +1,4 @@
-//! The client library over a link that is cut again and again, while another socket publishes as fast as it can.
+//! The client library over a link that is cut again and again, while a socket publishes as fast as it can.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::time::{Instant, timeout};
 
 use super::*;
 
-/// How long it goes on, in seconds; the environment may ask for another time.
+/// Length of the test, in seconds, unless the environment sets another one.
 const SECONDS: u64 = 15;
 const CHANNEL: &str = "fast";
-/// How long the client may need from one event to the next.
+/// Greatest time from one event of the client to the next.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
 fn duration() -> Duration {
@@ -24,14 +24,14 @@ fn duration() -> Duration {
     Duration::from_secs(asked.unwrap_or(SECONDS))
 }
 
-/// Random enough for moments: anywhere from 50 to 500 ms.
+/// Gives a random time from 50 to 500 ms.
 fn moment() -> Duration {
     let mut bytes = [0; 2];
     getrandom::fill(&mut bytes).expect("random bytes");
     Duration::from_millis(50 + u64::from(u16::from_be_bytes(bytes)) % 450)
 }
 
-/// Publishes numbers one after another, many under way at once, until told to stop; gives how many.
+/// Publishes numbers one after another, many under way at once, until the time is over; gives their count.
 async fn flood(publisher: &mut Socket, until: Instant) -> u64 {
     const UNDER_WAY: u64 = 200;
     let (mut sent, mut acked) = (0, 0);
@@ -49,7 +49,8 @@ async fn flood(publisher: &mut Socket, until: Instant) -> u64 {
     sent
 }
 
-/// Publishes, and goes on with a number now and then, because a subscriber that has lost its place sees only what follows.
+/// Publishes as [`flood`] does, and then a number now and then: a subscriber after a continuity loss receives only
+/// later messages.
 async fn publish_until_seen(mut publisher: Socket, until: Instant, mut seen: watch::Receiver<u64>) -> u64 {
     let published = flood(&mut publisher, until).await;
     let deadline = Instant::now() + SILENCE_MAX;
@@ -75,9 +76,9 @@ async fn cut_again_and_again(proxy: Proxy, until: Instant) -> Proxy {
 /// Numbers that a client has received.
 #[derive(Default, Debug)]
 struct ReceivedTrace {
-    /// The number that must come next.
+    /// Next number.
     next: u64,
-    /// Numbers may be missing before the next one, as the client was told.
+    /// Whether numbers may be missing before the next one, after a reported loss.
     may_miss: bool,
     seen: u64,
     missing: u64,
@@ -106,7 +107,7 @@ impl ReceivedTrace {
                 self.lost += 1;
                 self.may_miss = true;
             }
-            // A client that reads too slowly has its link cut by the node.
+            // The node ends the link of a client that reads too slowly.
             Event::Disconnected { ending: Ending::Disconnected { .. }, .. } => self.slow += 1,
             Event::Disconnected { .. } | Event::Connected(_) => {}
             other => unreachable!("{other:?}"),
@@ -151,8 +152,8 @@ async fn client_gets_each_message_once_in_order_or_continuity_loss() {
     assert!(sight.lost > 0 || sight.missing == 0, "{sight:?}");
 }
 
-/// Publishes numbers over whatever happens to the links, many under way at once; after `until` now and then, until all that
-/// was published by then is seen. Gives how many that was.
+/// Publishes numbers over all link failures, many under way at once. After `until` it publishes one now and then, until
+/// the subscriber has all that was published by then. Gives the count at `until`.
 async fn publish_over_all(publisher: Client, until: Instant, seen: watch::Receiver<u64>) -> u64 {
     const UNDER_WAY: usize = 200;
     let (mut under_way, mut published, deadline) = (VecDeque::new(), 0, until + SILENCE_MAX);

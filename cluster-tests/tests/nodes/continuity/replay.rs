@@ -86,7 +86,7 @@ async fn replay_skips_own_messages_of_a_client_without_echo() {
     }
 }
 
-/// More than an outbox holds is missed, and meanwhile another channel goes on.
+/// The missed messages are more than an outbox holds, and another channel goes on meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn replay_larger_than_outbox_goes_at_the_pace_of_the_socket() {
     let options = unlimited().limit("outbox_bytes", 200_000).limit("ring_bytes", 64 << 20);
@@ -127,7 +127,7 @@ async fn a_detach_ends_a_replay() {
     let again = attach_after(&mut socket, "a", &attached["serial"]).await;
     assert_eq!(again["resumed"], true);
     let mut follower = Follower::begin("a", &again);
-    // What the first replay gave came before the detach was answered.
+    // The messages of the first replay came before the answer to the detach.
     let mut frames = vec![socket.next().await];
     while frames.last().is_some_and(|frame| frame["messages"][99]["data"] != 4_999) {
         frames.push(socket.next().await);
@@ -137,8 +137,8 @@ async fn a_detach_ends_a_replay() {
     assert_eq!(follower.next, Some(5_000));
 }
 
-/// A slow reader's socket is writable again only when a good part of the kernel's buffer is read. That takes
-/// longer than a client may take nothing.
+/// The socket of a slow reader becomes writable only after a good part of the kernel's buffer is read. That takes
+/// longer than the outbox timeout.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
     let node = Node::start(unlimited().limit("outbox_stall_ms", 700).limit("ring_bytes", 256 << 20)).await;
@@ -160,7 +160,7 @@ async fn a_slow_reader_that_goes_on_reading_is_not_given_up() {
     follower.read_to(&mut socket, 399).await;
 }
 
-/// A presence event that comes in the middle of a replay has the position of the replay, not that of the channel.
+/// A presence event during a replay has the position of the replay, not that of the channel.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_serial_of_a_presence_event_skips_nothing() {
     for ring_bytes in [256 << 20, 2_000] {

@@ -1,4 +1,4 @@
-//! Several restarts within the resume window, and what the directory may do meanwhile.
+//! Several restarts within the resume window, and changes of the directory meanwhile.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ async fn several_restarts_lose_nothing_either() {
     }
     resume(&node, &mut missed, "", published..published + 100).await;
     resume(&node, &mut idle, "", 10..20).await;
-    // A place between two restarts is one like any other.
+    // A position from between two restarts is resumed like any other.
     node.restart().await;
     resume(&node, &mut missed, "", published + 100..published + 110).await;
 }
 
-/// Nothing was published since the position but what was missed, on a channel that has messages of a run before.
+/// Only the missed messages were published after the position, on a channel with messages of an earlier incarnation.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
     let mut node = node().await;
@@ -52,7 +52,7 @@ async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
     }
 }
 
-/// The identity of a connection over several restarts.
+/// The connection id over several restarts.
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_is_resumed_after_several_restarts() {
     let mut node = node().await;
@@ -66,13 +66,13 @@ async fn connection_is_resumed_after_several_restarts() {
     assert_eq!((&socket.connected["resumed"], &socket.connected["connectionId"]), (&json!(true), &id));
 }
 
-/// However often it is restarted after, a run that has outlasted the time to come back ends that of all before it.
+/// An incarnation that lives longer than the resume window retires all earlier ones, whatever restarts follow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_run_is_the_end_of_those_before() {
     let mut node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
     let follower = begin(&node, "a").await;
     node.restart().await;
-    // What is missed is kept for twice the window; that this has passed is looked for every tenth of a second.
+    // Missed messages are kept for twice the window; the node checks the age every tenth of a second.
     time_passes(Duration::from_secs(3)).await;
     node.restart().await;
     let mut socket = Socket::open(&node, "").await;
@@ -101,7 +101,7 @@ async fn is_known(node: &Node, key: &str) -> bool {
         == 200
 }
 
-/// Over a run without history, or after one.
+/// Resume from before an incarnation without history, and from one.
 #[tokio::test(flavor = "multi_thread")]
 async fn restart_without_store_makes_resume_false() {
     const STORE: &str = "FANFARE_STORE";
@@ -120,7 +120,8 @@ async fn restart_without_store_makes_resume_false() {
     assert_eq!(attach_after(&mut socket, "b", &second["serial"]).await["resumed"], false);
 }
 
-/// However soon after the change the node is killed, and although the next run has the former directory again.
+/// The loss is reported even if the node is killed right after the change, and its next incarnation has the former
+/// directory again.
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_delivered_without_history_make_resume_false() {
     let key = |directory: Directory, name: &str| directory.key(name, "s", directory::ALL);

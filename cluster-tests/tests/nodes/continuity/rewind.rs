@@ -1,4 +1,4 @@
-//! An attach that begins with some of what was published before it.
+//! An attach with rewind begins with messages that were published before it.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn attach_back(socket: &mut Socket, channel: &str, rewind: &str) -> Value 
     attached
 }
 
-/// The data of the next `count` messages of the channel.
+/// Reads the data of the next `count` messages of the channel.
 async fn numbers(socket: &mut Socket, channel: &str, count: usize) -> Vec<u64> {
     let mut numbers = Vec::new();
     while numbers.len() < count {
@@ -44,7 +44,7 @@ async fn the_last_messages_come_first_and_then_what_follows() {
             publisher.publish("marker", json!({})).await;
             socket.publish(channel, json!({"data": 1_000})).await;
             assert_eq!(numbers(&mut socket, channel, 1).await, [1_000]);
-            // Out of the way of the next.
+            // Restores the last messages for the next round.
             publish(&mut publisher, channel, 150..250).await;
         }
     }
@@ -79,7 +79,7 @@ async fn a_time_reaches_as_far_as_it_says() {
     assert_eq!(numbers(&mut socket, "a", 8).await, (0..8).collect::<Vec<_>>());
 }
 
-/// A client loses its connection in the middle of a rewind. Its last position brings the rest.
+/// A client loses its connection in the middle of a rewind, and resumes the rest from its last position.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_is_resumed_where_it_was_cut() {
     let mut node = node().await;
@@ -97,7 +97,7 @@ async fn a_rewind_is_resumed_where_it_was_cut() {
         assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], true);
         follower.read_to(&mut socket, 59).await;
         cut(socket);
-        // Those of an earlier run are behind it, its position is one of this run.
+        // The client has all messages of the earlier incarnation, so its serial names only the present one.
         let mut socket = Socket::open(&node, "").await;
         let attached = attach_after(&mut socket, "a", &follower.serial).await;
         assert_eq!(attached["resumed"], true);
@@ -174,7 +174,7 @@ async fn without_history_it_gives_what_is_recent() {
     }
 }
 
-/// A rewind delivers messages again, and does not publish them again.
+/// A rewind delivers messages again without publishing them again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_is_not_stored() {
     let node = node().await;

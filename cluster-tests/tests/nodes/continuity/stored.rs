@@ -9,12 +9,12 @@ use super::*;
 
 pub(crate) const SOON: Duration = Duration::from_secs(10);
 
-/// A node whose recent messages are nothing but the last few.
+/// Gives options of a node whose replay buffers hold only the last few messages.
 fn forgetful() -> NodeOptions {
     unlimited().limit("ring_bytes", 2_000)
 }
 
-/// A subscriber that has seen 0..10 and was cut then, on a channel on which it was alone.
+/// Gives a subscriber that has received 0..10 and lost its connection, on a channel without other subscribers.
 pub(crate) async fn begin(node: &Node, channel: &str) -> Follower {
     let (mut publisher, mut socket) = (Socket::open(node, "").await, Socket::open(node, "").await);
     let mut follower = Follower::begin(channel, &socket.attach(channel).await);
@@ -24,7 +24,7 @@ pub(crate) async fn begin(node: &Node, channel: &str) -> Follower {
     follower
 }
 
-/// Comes back with the follower's position and reads to `last`, while `numbers` are published.
+/// Resumes with the follower's position and reads to the last of `numbers`, which are published meanwhile.
 pub(crate) async fn resume(node: &Node, follower: &mut Follower, query: &str, numbers: std::ops::Range<u64>) {
     let mut publisher = Socket::open(node, "").await;
     let mut socket = Socket::open(node, query).await;
@@ -44,12 +44,12 @@ async fn resume_beyond_replay_buffer_replays_from_store() {
         let mut publisher = Socket::open(&node, "").await;
         publish(&mut publisher, format, 10..3_000).await;
         resume(&node, &mut follower, &format!("?format={format}"), 3_000..3_200).await;
-        // The position is one like any other.
+        // The position after the replay can be resumed like any other.
         resume(&node, &mut follower, "", 3_200..3_210).await;
     }
 }
 
-/// A replayed message is the published one, byte for byte, but for the position.
+/// A replayed message equals the published one, byte for byte, except for the position.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stored_message_is_what_it_was() {
     let node = Node::start(forgetful()).await;
@@ -113,7 +113,7 @@ async fn a_restart_loses_nothing_that_was_acknowledged() {
     }
 }
 
-/// The identity of a connection and its place in a channel, both over a restart.
+/// The connection id and the position in a channel, both over a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_and_channel_are_resumed_after_a_restart() {
     let mut node = node().await;
@@ -136,13 +136,13 @@ async fn resume_after_a_restart_and_the_window_gets_resumed_false() {
     let mut node = Node::start(unlimited().limit("resume_window_ms", 200)).await;
     let follower = begin(&node, "a").await;
     node.restart().await;
-    // What is missed is kept for twice the window.
+    // Missed messages are kept for twice the window.
     time_passes(Duration::from_millis(500)).await;
     let mut socket = Socket::open(&node, "").await;
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
 }
 
-/// A client whose missed messages are not in the store is not told `resumed: true`.
+/// A client whose missed messages are not in the store does not get `resumed: true`.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_history_the_ring_is_all_there_is() {
     let account = Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false");
@@ -176,8 +176,8 @@ async fn history_off_since_the_restart_gets_resumed_false() {
     assert_eq!(attach_after(&mut socket, "a", &follower.serial).await["resumed"], false);
 }
 
-/// The incarnation before delivered messages while the channel kept no history. They are not in the store,
-/// whenever history began again.
+/// The former incarnation delivered messages while the channel kept no history. They are not in the store, whenever
+/// history was turned on again.
 #[tokio::test(flavor = "multi_thread")]
 async fn history_off_in_previous_incarnation_gets_resumed_false() {
     let directory =
@@ -190,7 +190,7 @@ async fn history_off_in_previous_incarnation_gets_resumed_false() {
         wait_until(SOON, "history is off", async || !has_history(&node).await).await;
         let mut publisher = Socket::open(&node, "").await;
         publish(&mut publisher, "a", 10..20).await;
-        // What has changed is looked for every tenth of a second.
+        // The node checks for changes every tenth of a second.
         time_passes(Duration::from_secs(1)).await;
         if ends_while_running {
             node.replace_directory(&directory(on));
@@ -205,12 +205,12 @@ async fn history_off_in_previous_incarnation_gets_resumed_false() {
     }
 }
 
-/// Whether what was published before is there to be read.
+/// Whether messages that were published before can be read.
 async fn has_history(node: &Node) -> bool {
     !history::read_all(node.addr(), &node.key(), "a", "").await.is_empty()
 }
 
-/// History up to an attach, and the deliveries after it, together have every message, also over a restart.
+/// History up to an attach and the deliveries after it together have every message, also over a restart.
 #[tokio::test(flavor = "multi_thread")]
 async fn list_and_live_join_over_a_restart() {
     let mut node = node().await;
@@ -238,7 +238,7 @@ async fn listed_until(node: &Node, serial: &Value) -> Vec<u64> {
     listed.iter().map(|message| message["data"].as_u64().expect("a number")).collect()
 }
 
-/// One account cannot hold up another's clients with what it asks of the store.
+/// Store reads of one account do not delay the clients of another.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_account_waits_for_its_own_questions_alone() {
     let directory = Directory::default().account("one").key("one", "s", directory::ALL);
@@ -271,7 +271,7 @@ async fn an_account_waits_for_its_own_questions_alone() {
     assert!(alone < all / 4, "{alone:?} of {all:?}");
 }
 
-/// A slow reader holds no more of a long replay than what its socket and its outbox take.
+/// A slow reader takes no more memory for a long replay than its socket and its outbox hold.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_replay_waits_for_its_reader() {
     let node = Node::start(forgetful()).await;
@@ -296,7 +296,7 @@ async fn a_long_replay_waits_for_its_reader() {
     }
     throughout(Duration::from_millis(500), async || {
         let grown = node.resident_bytes().saturating_sub(before);
-        // Each would hold 60 MB.
+        // A whole replay would take 60 MB for each reader.
         assert!(grown < 100 << 20, "{grown} bytes for 20 readers that do not read");
     })
     .await;
@@ -304,7 +304,7 @@ async fn a_long_replay_waits_for_its_reader() {
     follower.read_to(&mut socket, 2_009).await;
 }
 
-/// Everybody is back at once after a restart, and has missed something on some channels and nothing on others.
+/// All clients reconnect at once after a restart. Each has missed messages on some channels and none on others.
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_storm_after_a_restart_is_resumed() {
     const SOCKETS: usize = 200;

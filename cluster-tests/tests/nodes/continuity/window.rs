@@ -1,4 +1,5 @@
-//! How far back a position reaches: what the connection had before it was lost, however old; else the window.
+//! Bounds of a resume: a lost connection resumes all messages since its loss and all that it had not read, however old;
+//! any other position is bound by the window.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ fn resuming(socket: &Socket) -> String {
     format!("?resume={}", socket.connected["connectionKey"].as_str().expect("a key"))
 }
 
-/// The loss is what its window is counted from, and not the age of what it had not read by then.
+/// The window is counted from the loss of the connection, not from the age of its unread messages.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_lost_far_behind_resumes_with_all_messages() {
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
@@ -32,7 +33,7 @@ async fn subscriber_lost_far_behind_resumes_with_all_messages() {
         readers.push((reader, follower));
     }
     publish(&mut publisher, "a", 5..15).await;
-    // Nobody reads for longer than recent messages are kept.
+    // The readers are stalled for longer than messages are kept in replay buffers.
     time_passes(Duration::from_secs(3)).await;
     let mut lost = Vec::new();
     for (reader, follower) in readers {
@@ -59,7 +60,7 @@ async fn subscriber_lost_far_behind_resumes_with_all_messages() {
     assert_eq!(answer["resumed"], false, "nobody knows who it was");
 }
 
-/// A link that died without a word is still open to the node when its client is back.
+/// The node has not noticed the broken link when the client reconnects.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_far_behind_on_an_open_socket_resumes_with_all() {
     const SOCKETS: usize = 50;
@@ -82,7 +83,7 @@ async fn subscriber_far_behind_on_an_open_socket_resumes_with_all() {
     }
 }
 
-/// Lost twice: what it did not come to read the first time is its own also the second time.
+/// The connection is lost twice: messages that were unread after the first loss can also be resumed after the second.
 #[tokio::test(flavor = "multi_thread")]
 async fn subscriber_lost_again_before_reading_resumes_with_all() {
     let node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
@@ -102,7 +103,7 @@ async fn subscriber_lost_again_before_reading_resumes_with_all() {
     follower.read_to(&mut socket, 9).await;
 }
 
-/// A position can be made up, so it opens no more than a rewind would.
+/// A client can forge a position, so a position reaches no further back than a rewind.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_history_a_position_reaches_back_to_the_window() {
     const WINDOW: Duration = Duration::from_secs(4);

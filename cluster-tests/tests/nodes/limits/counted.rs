@@ -11,7 +11,7 @@ use fanfare_cluster_tests::raw::{CONTINUATION, TEXT};
 
 use super::*;
 
-/// Limits that were hit.
+/// Gives the limits that have been hit.
 async fn hits(node: &Node) -> BTreeSet<String> {
     let page = http::request(node.admin(), "GET", "/metrics", &[], "").await;
     let page = String::from_utf8(page.body.to_vec()).expect("text");
@@ -22,7 +22,7 @@ async fn hits(node: &Node) -> BTreeSet<String> {
     counts.collect()
 }
 
-/// This is the only limit that has been hit since the last look.
+/// Asserts that this is the only limit that has been hit since the last check.
 async fn assert_hit(node: &Node, seen: &mut BTreeSet<String>, limit: &str) {
     wait_until(SOON, &format!("{limit} to be counted"), async || hits(node).await.contains(limit)).await;
     assert!(seen.insert(limit.to_owned()), "{limit} was hit before");
@@ -155,7 +155,7 @@ async fn each_limit_of_a_credential_and_of_names_is_counted() {
     assert_eq!(post(&node, "/keys/k1/requestToken", &basic, nested.clone()).await.status, 400);
     assert_hit(&node, seen, "nesting").await;
 
-    // The same limits at their other doors.
+    // The same limits over other transports.
     let hits = async |limit: &str| {
         node.metric(&format!("fanfare_limit_hits_total{{limit=\"{limit}\"}}")).await as u64
     };

@@ -1,4 +1,4 @@
-//! The head of a request: so many bytes, whatever the number of its headers, on the way of HTTP and on that of the socket.
+//! The head of a request: its limit is a number of bytes, whatever the number of headers, for HTTP and for sockets.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const UPGRADE: &str = "GET /realtime HTTP/1.1\r\nconnection: Upgrade\r\nupgrade:
                        sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n";
 const HTTP: &str = "GET /time HTTP/1.1\r\n";
 
-/// A head of so many bytes, filled by `filling` and, for what is left, by one longer header.
+/// Makes a head of `bytes` bytes, filled with `filling` and one longer header for the rest.
 fn head(request: &str, filling: &str, bytes: usize) -> String {
     let mut head = format!("{request}host: localhost\r\nauthorization: {}\r\n", http::basic(KEY));
     while !filling.is_empty() && head.len() + 2 * filling.len() + "x-pad: \r\n\r\n".len() <= bytes {
@@ -32,12 +32,12 @@ async fn headers_are_held_to_fewer_bytes_where_that_is_set() {
 
 async fn pass_up_to(bytes_max: usize, node: &Node) {
     for (request, passed) in [(UPGRADE, 101), (HTTP, 200)] {
-        // One, some hundred, over a thousand, and as many as there can be, with their shortest name.
+        // One header, some hundred, over a thousand, and the greatest number, with the shortest name.
         for filling in ["", &format!("x-filling: {}\r\n", "y".repeat(60)), "x-a: 1\r\n", "a:\r\n"] {
             for (bytes, status) in [(bytes_max, passed), (bytes_max + 1, 431)] {
                 let head = head(request, filling, bytes);
                 for pieces in [1, 3] {
-                    // As the first request of a connection, and as one that follows another.
+                    // First on a connection, and after another request.
                     for follows in [false, true] {
                         let mut raw = Raw::connect(node.addr()).await;
                         if follows {
@@ -82,7 +82,7 @@ async fn many_headers_of_pending_requests_take_bounded_memory() {
         waiting.push(raw);
     }
     let each = node.resident_bytes().saturating_sub(before) / REQUESTS;
-    // In a map all of them take over 400 KiB.
+    // A map of all the headers would take over 400 KiB.
     assert!(each < 200 * 1024, "{each} bytes for each request");
     for mut raw in waiting {
         raw.write(br#"{"data":1}"#.get(..9).expect("nine bytes")).await;

@@ -77,7 +77,7 @@ async fn get(node: &Node, path: &str) -> Response {
     http::request(node.addr(), "GET", path, &[("authorization", &http::basic(KEY))], "").await
 }
 
-/// Op and code of an answer.
+/// Gives op and code of an answer.
 fn brief(answer: &Value) -> (i64, Option<u64>) {
     (answer["op"].as_i64().expect("an op"), answer["code"].as_u64())
 }
@@ -180,7 +180,7 @@ async fn sixty_four_levels_of_nesting_pass_and_one_more_does_not() {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_and_ids_are_counted_in_bytes() {
     let node = node().await;
-    // Two bytes each, so that characters are not what is counted.
+    // Characters of two bytes, so that a count of characters would be noticed.
     let name = |bytes: usize| "é".repeat(bytes / 2) + &"x".repeat(bytes % 2);
     for format in FORMATS {
         let mut socket = Socket::open(&node, &format!("?{format}")).await;
@@ -323,7 +323,7 @@ async fn failed_token_requests_are_limited_by_key() {
         let path = format!("/keys/{key_name}/requestToken");
         http::request(node.addr(), "POST", &path, &[], request.to_string()).await
     };
-    // The third of one second is refused; a busy machine may need several seconds to send three in one.
+    // The third publish within a second is refused. A busy machine may need several attempts to send three within one.
     wait_until(SOON, "a refusal", async || {
         let mut limited = None;
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! Bounds of what waits for a client that reads nothing, in bytes and time.
+//! Bounds in bytes and time of the frames that wait for a client that does not read.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ async fn count(node: &Node, name: &str) -> usize {
     node.metric(name).await as usize
 }
 
-/// Attached to the channel, with as little room in the kernel as it gives.
+/// Attaches to the channel, over a connection with the smallest buffers of the kernel.
 async fn attached(node: &Node) -> Socket {
     let mut socket =
         Socket::over(Raw::connect_slow(node.addr(), 4 * 1024).await, "", &http::basic(KEY)).await;
@@ -40,7 +40,7 @@ async fn a_mebibyte_may_wait_and_one_message_more_ends_the_connection() {
     let delivered = count(&node, DELIVERED).await;
     let (frames, _) = silent.to_end(SOON).await;
     let taken = frames.iter().filter(|frame| frame["op"] == 13).count();
-    // The kernel may have taken a part of one more, and the last one is that which was too much.
+    // The kernel may have a part of one more message, and the last message is the one that exceeded the bound.
     let waited = (delivered - taken) * BYTES;
     assert!((OUTBOX - BYTES..OUTBOX + 2 * BYTES).contains(&waited), "{waited} of {delivered} less {taken}");
 }
@@ -58,7 +58,7 @@ async fn connection_that_reads_nothing_for_outbox_stall_ms_is_ended() {
     for node in [&patient, &node] {
         let mut publisher = Socket::open(node, "").await;
         began = Instant::now();
-        // More than the kernel takes.
+        // More than the kernel's buffers hold.
         for _ in 0..20 {
             publisher.start(json!({"op": 13, "channel": "c", "messages": vec![json!({"data": "x".repeat(BYTES)}); 7]})).await;
         }

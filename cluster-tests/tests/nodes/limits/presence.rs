@@ -1,4 +1,4 @@
-//! Members, what they carry, and how often they may change.
+//! Limits of members, of their data, and of the rate of changes.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ fn enter(channel: &str, client_id: &str, data: Value) -> Value {
 async fn the_client_id_and_the_data_of_a_member_are_counted_in_bytes() {
     let node = node().await;
     let id = |bytes: usize| "é".repeat(bytes / 2) + &"x".repeat(bytes % 2);
-    // With its quotes, and é as two bytes.
+    // Sizes with the quotes; é has two bytes.
     let data = |bytes: usize| json!(id(bytes - 2));
     for format in FORMATS {
         let mut socket = Socket::open(&node, &format!("?{format}")).await;

@@ -1,4 +1,4 @@
-//! How long, and how large, a position in a channel is good for.
+//! Age and size up to which a serial is accepted.
 
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,7 @@ async fn a_serial_of_512_bytes_is_read_and_no_longer_one() {
     let node = node().await;
     let mut socket = Socket::open(&node, "").await;
     let own: Serial = socket.attach("c").await["serial"].as_str().expect("a serial").parse().expect("ours");
-    // Nothing of other nodes, as often as it fits.
+    // Adds incarnations without messages, as many as fit.
     let mut fitting = own.clone();
     let mut longer = own;
     for incarnation in 1.. {

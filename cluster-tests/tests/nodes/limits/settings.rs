@@ -1,4 +1,4 @@
-//! Limits that clients know the defaults of, set otherwise: each at its limit and one past it.
+//! Limits with other values than the defaults that clients know: each at its limit and one past it.
 
 use std::time::Duration;
 
@@ -134,7 +134,7 @@ async fn silent_client_is_closed_after_the_heartbeat_timeout() {
     let node = Node::start(options().limit("heartbeat_ms", 100).limit("heartbeat_grace_ms", 100)).await;
     let mut socket = Socket::open(&node, "").await;
     let began = std::time::Instant::now();
-    // The default of the grace is longer.
+    // The default of the presence timeout is longer.
     let (_, ended) = socket.to_end(Duration::from_secs(9)).await;
     assert_ne!(ended, SocketEnd::Silence);
     assert!(began.elapsed() >= Duration::from_millis(300), "twice the heartbeat and the grace");
@@ -150,7 +150,7 @@ async fn a_store_that_is_waited_for_longer_answers_in_time() {
     disk.hang(true);
     let asked = socket.start(json!({"op": 13, "channel": "c", "data": 1})).await;
     let (over_http, ()) = tokio::join!(publish(&node, "{}"), async {
-        // Said after three seconds, when the wait of the default is over.
+        // Reported after three seconds, when the default wait is over.
         wait_until(SOON, "/ready to say degraded", async || {
             let ready = http::request(node.admin(), "GET", "/ready", &[], "").await;
             ready.json()["status"] == "degraded"
@@ -173,7 +173,7 @@ fn jwt(changed: &Value) -> String {
     forge::jwt(&json!({"alg": "HS256", "kid": "k1"}), &claims, "secret", forge::Signature::Hs256)
 }
 
-/// The status of the simplest request.
+/// Gives the status of the simplest request.
 async fn time(node: &Node, token: &str) -> u16 {
     http::request(node.addr(), "GET", "/time", &[("authorization", &http::bearer(token))], "").await.status
 }

@@ -1,4 +1,4 @@
-//! Consumers of the queues, and the keys of accounts by which they log in at a real RabbitMQ.
+//! Consumers of queues, which log in at a real RabbitMQ with keys of accounts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use super::{KEY, OTHER, add_rule, call, call_as, data, directory, make, publish}
 /// A slash must be percent-encoded in the path.
 const ADMIN_TOKEN: &str = "an/admin-token-of-the-tests";
 
-/// A broker that asks the node behind the relay about keys, by the admin token of the folder.
+/// Starts a broker that asks the node behind the relay about keys, with the admin token of the folder.
 async fn asking(folder: &Path) -> Option<(RabbitMq, Proxy)> {
     std::fs::write(folder.join("admin-token"), format!("{ADMIN_TOKEN}\n")).expect("a writable folder");
     let relay = Proxy::to(([127, 0, 0, 1], 1).into()).await;
@@ -158,7 +158,7 @@ async fn program_of_the_guide_consumes_with_a_key() {
         wait_until(6 * SOON, &format!("{expected}, but {:?}", consumer.stderr()), is_printed).await;
     };
     printed(7).await;
-    // It cannot process this, and goes on with the next.
+    // The consumer cannot process this message, and goes on with the next.
     let channel = broker.connect().await.create_channel().await.expect("a channel");
     let (options, none) = (BasicPublishOptions::default(), BasicProperties::default());
     channel.basic_publish("".into(), "acme:jobs".into(), options, b"{}", none).await.expect("sent");
@@ -166,7 +166,7 @@ async fn program_of_the_guide_consumes_with_a_key() {
     publish(&node, "orders:1", json!({"data": {"total": 8}})).await;
     printed(8).await;
     assert!(consumer.stderr().concat().contains("rejected"), "{:?}", consumer.stderr());
-    // Over an end of the broker.
+    // Over a restart of the broker.
     broker.until_kept().await;
     let again = broker.clone();
     let restarted = move || {

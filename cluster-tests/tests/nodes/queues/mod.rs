@@ -1,4 +1,4 @@
-//! Queues of accounts on a real RabbitMQ: the calls under `/api/queues`, and what feeds a queue.
+//! Queues of accounts on a real RabbitMQ: the calls under `/api/queues`, and the events of a queue.
 
 mod consumers;
 mod outages;
@@ -20,9 +20,9 @@ const KEY: &str = "secret.k1";
 const NARROW: &str = "secret.narrow";
 const LACKING: &str = "secret.lacking";
 const OTHER: &str = "secret.other";
-/// Several nodes of a database on a busy machine take their time.
+/// Wait for the store: several nodes of a database are slow on a busy machine.
 const STORE_WAIT_MS: u64 = 8_000;
-/// A first attempt after an outage comes within this time.
+/// Greatest time until the first attempt after an outage.
 const RECOVERED: Duration = Duration::from_secs(60);
 
 fn directory() -> Directory {
@@ -112,7 +112,7 @@ async fn queue_is_fed_every_message_of_its_account() {
 
     let state = call(&node, "GET", &format!("/api/queues/{id}"), Value::Null).await.json();
     assert_eq!((&state["queue"], &state["ready"], &state["consumers"]), (&expected, &json!(0), &json!(1)));
-    // It would be the next one, if it came here.
+    // If the queue got this message, it would be the next one.
     assert_eq!(call(&node, "POST", path, json!({"data": "last"})).await.status, 200);
     assert_eq!(data(&consumer.next().await), "last");
     wait_until(SOON, "the metric", async || {
@@ -313,7 +313,7 @@ async fn scylla_three_nodes_feed_a_queue_once_each() {
     let id = make(&nodes[0], "q").await;
     let rule_id = add_rule(&nodes[1], &id, json!({"sourcePattern": "fed:*"})).await;
     let mut consumer = broker.consume("acme:q").await;
-    // Attached everywhere, so that each message is forwarded to both others.
+    // Attached on every node, so that each message is forwarded to both others.
     let mut sockets = Vec::new();
     for node in &*nodes {
         let mut socket = Socket::open(node, "").await;
@@ -332,7 +332,7 @@ async fn scylla_three_nodes_feed_a_queue_once_each() {
     }
     numbers.sort_unstable();
     assert_eq!(numbers, (0..30).collect::<Vec<_>>());
-    // In force on every node when the call is answered.
+    // The change is in force on every node when the call is answered.
     assert_eq!(
         call(&nodes[2], "PATCH", &format!("/api/queues/{id}"), json!({"enabled": false})).await.status,
         200

@@ -1,11 +1,11 @@
-//! Queues while their broker fails: what they are owed waits in the outbox.
+//! Queues while their broker fails: their events wait in the outbox.
 
 use fanfare_cluster_tests::{Node, NodeOptions, Proxy, RabbitMq, RunningCommand, SOON, wait_until};
 use serde_json::{Value, json};
 
 use super::{KEY, RECOVERED, call, data, directory, make, node, publish};
 
-/// A node that reaches AMQP over the relay, and the management API without it.
+/// Starts a node that reaches AMQP through the relay, and the management API directly.
 pub(super) async fn behind(relay: &Proxy, broker: &RabbitMq, options: NodeOptions) -> Node {
     let url = broker.url().replace(&broker.addr().to_string(), &relay.addr().to_string());
     let options = broker.queues(options.directory(directory(), KEY));
@@ -110,7 +110,7 @@ async fn node_that_stops_drains_into_a_queue() {
     let mut node = node(&broker).await;
     make(&node, "q").await;
     publish(&node, "a", json!({"data": 0})).await;
-    // The node has a connection now.
+    // The node is connected now.
     assert_eq!(data(&broker.consume("acme:q").await.next().await), 0);
     broker.signal("STOP");
     for number in 1..20 {

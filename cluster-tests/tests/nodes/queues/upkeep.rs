@@ -1,4 +1,4 @@
-//! Queues and bounds that are missing on the broker, and accounts that are missing in the directory.
+//! Queues and policies that are missing on the broker, and accounts that are missing in the directory.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::outages::behind;
 use super::{OTHER, call, call_as, data, directory, make, node, publish};
 
-/// A round of the upkeep comes within this time.
+/// Greatest time until the next round of repairs.
 const KEPT_UP: Duration = Duration::from_secs(75);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -40,7 +40,7 @@ async fn bound_and_queue_are_put_back_without_an_event() {
     }
     assert_eq!(now(&deleted).await.json(), before[1]);
     let repaired = async |kind| node.metric(&format!("fanfare_queue_repairs_total{{kind=\"{kind}\"}}")).await;
-    // Counted once the broker has answered. A round may begin between two of the changes.
+    // Repairs are counted after the broker's answer. A round may begin between two of the changes.
     let are_counted = async || (repaired("policy").await, repaired("queue").await) == (2.0, 1.0);
     wait_until(SOON, "the counts", are_counted).await;
     node.assert_no_panic();

@@ -6,13 +6,13 @@ use tokio::time::Instant;
 use super::*;
 
 impl ReceivedSequences {
-    /// Counts what was published so far as heard, after a loss was told.
+    /// Skips all published messages, after a reported loss.
     fn skip_to_published(&mut self, publishers: &Publishers) {
         self.loss_covers_below = publishers.next;
         self.next = (0..PUBLISHERS as u64).map(|from| (from, publishers.next)).collect();
     }
 
-    /// Reads on over losses that are told, and returns how many they were.
+    /// Reads on over reported losses, and returns their number.
     async fn read_over_losses(&mut self, socket: &mut Socket, count: u64, publishers: &Publishers) -> u64 {
         let mut losses = 0;
         while !self.has_read_to(socket, count).await {
@@ -23,8 +23,8 @@ impl ReceivedSequences {
     }
 }
 
-/// Clients move between nodes at any moment while everybody publishes. They may be told of a loss where a
-/// node that got no time has lost a link, and go on from there.
+/// Clients move between nodes at any moment while all publish. A loss may be reported if a node without CPU has lost a
+/// peer stream.
 #[tokio::test(flavor = "multi_thread")]
 async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
     let mut cluster = Cluster::linked(3).await;
@@ -34,7 +34,7 @@ async fn wandering_clients_miss_nothing_and_get_nothing_twice() {
     assert!(losses == 0 || nodes.iter().any(has_failed), "{losses} losses were told though no link failed");
 }
 
-/// Returns how often a client was told that something may be missing.
+/// Returns the number of reported losses.
 async fn count_losses_while_moving(nodes: &[Node]) -> u64 {
     const CLIENTS: usize = 8;
     const FOR: Duration = Duration::from_secs(8);
@@ -48,8 +48,8 @@ async fn count_losses_while_moving(nodes: &[Node]) -> u64 {
         publishers.publish(3).await;
         let client = moves % CLIENTS;
         let (socket, received) = &mut wanderers[client];
-        // Some of what waits for it, so that it mostly leaves in the midst, and is never further behind than
-        // replay buffers reach.
+        // A part of the waiting messages, so that the client mostly leaves in the middle, and is never further behind
+        // than replay buffers reach.
         let target = (received.count() + (moves as u64 % 7) * 50).min(publishers.published());
         losses += received.read_over_losses(socket, target, &publishers).await;
         let (fresh, attached) =

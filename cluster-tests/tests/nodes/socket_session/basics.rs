@@ -1,4 +1,4 @@
-//! Connecting, heartbeats, attaching, publishing, formats, the end.
+//! Connect, heartbeats, attach, publish, formats, close.
 
 use fanfare_cluster_tests::socket::{Socket, SocketEnd};
 use fanfare_cluster_tests::{Node, SOON, clock};

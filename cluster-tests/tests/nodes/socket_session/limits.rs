@@ -1,4 +1,4 @@
-//! Requests that are refused, and connections that are ended.
+//! Refused requests, and connections that the node closes.
 
 use fanfare_client::{Client, Credential, Draft, Event, Options};
 use fanfare_cluster_tests::socket::{Socket, SocketEnd};
@@ -122,7 +122,7 @@ async fn a_slow_consumer_is_ended_and_the_others_get_everything() {
     }
     let (frames, ended) = slow.to_end(SOON).await;
     assert!(frames.len() < MESSAGES, "the slow one did not get all of it");
-    // The close frame stands behind what waits in the kernel, and may come no more.
+    // The close frame is behind the frames in the kernel's buffer, and may not arrive.
     assert!(matches!(ended, SocketEnd::Closed(4008) | SocketEnd::Gone), "{ended:?}");
     let grown = node.resident_bytes().saturating_sub(before);
     assert!(grown < 64 * 1024 * 1024, "a slow consumer cost {grown} bytes");

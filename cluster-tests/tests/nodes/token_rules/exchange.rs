@@ -1,4 +1,4 @@
-//! Outcome and repetition of an exchange.
+//! Result and repetition of an exchange.
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::{clock, http};

@@ -1,4 +1,4 @@
-//! The rules of credentials, each a row: TokenRequests, the tokens they give, and tokens signed elsewhere.
+//! Rules of credentials, one in each row: TokenRequests, their tokens, and tokens that were signed elsewhere.
 
 mod exchange;
 mod request;

@@ -1,4 +1,4 @@
-//! A TokenRequest in the making, and its exchange.
+//! Builder of TokenRequests, and their exchange.
 
 use fanfare_client::sign::{self, TokenParams};
 use fanfare_cluster_tests::{Node, Response, clock, forge, http};

@@ -1,4 +1,4 @@
-//! TokenRequests, right and wrong.
+//! Valid and invalid TokenRequests.
 
 use fanfare_cluster_tests::clock;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::request::{Request, exchange, nonce};
 use super::{MAC_ERROR, SECRET, node};
 
-/// A case: its name, the key in the path, the body, the status, and the text of the error.
+/// Row of the table: name, key in the path, body, status, and text of the error.
 type Case = (&'static str, &'static str, Value, u16, &'static str);
 
 fn signatures() -> Vec<Case> {
@@ -117,7 +117,7 @@ async fn token_requests_are_judged_by_rule() {
     node.assert_no_panic();
 }
 
-/// A good request, one field changed after signing.
+/// Makes a valid request with one field changed after signing.
 fn with(field: &str, value: Value) -> Value {
     let mut request = Request::new().signed();
     request[field] = value;

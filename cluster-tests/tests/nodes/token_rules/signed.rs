@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{EVERYTHING, KEY, SECRET, options};
 
-/// A JWT in the making; a good one unless it is changed.
+/// Builder of a JWT, which is valid unless it is changed.
 struct Jwt {
     header: Value,
     claims: Value,
@@ -53,7 +53,7 @@ impl Jwt {
         self
     }
 
-    /// Seconds from now.
+    /// Sets issue and expiry, in seconds from now.
     fn times(self, iat: i64, exp: i64) -> Self {
         let now_s = i64::try_from(clock::now_s()).expect("this century");
         self.claim("iat", json!(now_s + iat)).claim("exp", json!(now_s + exp))
@@ -71,7 +71,7 @@ impl Jwt {
         self.kid(json!("narrow")).secret("narrow").may(json!(capability))
     }
 
-    /// Makes a token as the console signs it for a person.
+    /// Makes a token like those that the console signs for a person.
     fn console() -> Self {
         let claims = json!({"iss": "console", "sub": "u1", "email": "a@b.c", "session_id": "s"});
         Self { claims, ..Self::new().header(json!({"alg": "HS256"})) }.times(0, 600)
@@ -82,7 +82,7 @@ impl Jwt {
     }
 }
 
-/// A case: its name, the token, and whether the node accepts it.
+/// Row of the table: name, token, and whether the node accepts it.
 type Case = (&'static str, String, bool);
 
 fn signatures() -> Vec<Case> {

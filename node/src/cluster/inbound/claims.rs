@@ -48,7 +48,7 @@ pub struct PeerNoncePage {
     pub seen: Vec<(Box<str>, u64)>,
 }
 
-/// Why an id is not free.
+/// Reason why an id is not free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdConflict {
     /// A message was published under the id.

@@ -229,8 +229,8 @@ enum OutboundStep {
 struct AwaitedSince(Option<Instant>);
 
 impl AwaitedSince {
-    /// How long the oldest item has waited, in milliseconds. None while an older item may remain that was acknowledged without waiting for
-    /// the peer.
+    /// Gives the time that the oldest item has waited, in milliseconds; `None` while an older item may remain that was
+    /// acknowledged without waiting for the peer.
     fn waits_ms(&mut self, is_up: bool, waits: Duration, now: Instant) -> Option<u64> {
         self.0 = is_up.then(|| self.0.unwrap_or(now));
         let is_awaited = waits <= now.saturating_duration_since(self.0?);

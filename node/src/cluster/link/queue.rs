@@ -101,7 +101,7 @@ struct QueueState {
     attempt: u64,
     /// True if a caller waits for a queued item, so that it must not be delayed.
     hurries: bool,
-    /// When the last batch was made, and its number of items.
+    /// Time of the last batch, and its number of items.
     made: Option<(Instant, usize)>,
     /// Publishers of the last batch that have not published again since all batches were acknowledged. None if the batch was large, or held
     /// anything but publishes.

@@ -32,7 +32,7 @@ struct WatchedMember {
     last_seen: Option<Instant>,
     since: Instant,
     probed: Option<Instant>,
-    /// When the first probe was sent since the node became a suspect.
+    /// Time of the first probe since the node became a suspect.
     probed_since: Option<Instant>,
     state: LivenessState,
 }
@@ -100,7 +100,7 @@ impl Liveness {
         self.watched.get(&incarnation).map_or(LivenessState::Suspect, |watched| watched.state)
     }
 
-    /// When the incarnation was last seen.
+    /// Gives the time at which the incarnation was last seen.
     pub(super) fn last_seen(&self, incarnation: u64) -> Option<Instant> {
         self.watched.get(&incarnation).and_then(|watched| watched.last_seen)
     }

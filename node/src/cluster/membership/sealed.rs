@@ -312,7 +312,7 @@ impl DatagramSealer {
         self.peers.get(&incarnation).map(|peer| peer.address)
     }
 
-    /// When a node at this address was last seen.
+    /// Gives the time at which a node at this address was last seen.
     pub(super) fn last_seen_at(&self, address: SocketAddr) -> Option<Instant> {
         self.by_address
             .get(&address)

@@ -25,7 +25,7 @@ const FORGED_LOG_EVERY: Duration = Duration::from_secs(60);
 pub(super) struct GossipWire {
     socket: Arc<UdpSocket>,
     pub(super) sealed: Arc<Mutex<DatagramSealer>>,
-    /// When a datagram with a foreign key was last logged.
+    /// Time at which a datagram with a foreign key was last logged.
     forged: Arc<Mutex<Option<Instant>>>,
 }
 

@@ -47,7 +47,7 @@ pub(super) struct MembershipWorker {
     pub(super) duplicate_ids: DuplicateIds,
     pub(super) indirect_heartbeats: IndirectHeartbeats,
     pub(super) reported_at: Option<Instant>,
-    /// When another node with this node's id was found to keep running, so that this node stops.
+    /// Time at which another node with this node's id was found to keep running, so that this node stops.
     pub(super) ends: Option<Instant>,
     pub(super) failed: CancellationToken,
 }

@@ -43,7 +43,8 @@ pub(super) struct ReadStream {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HeaderCapacity {
     Standard,
-    /// A head that hyper refused, before the client was told.
+    /// More headers than slots: hyper refused the head before the client got an answer, and the node reads it again
+    /// with more slots.
     TooMany,
     Extended,
 }

@@ -68,7 +68,7 @@ impl WriteTimeout {
 /// Progress of the client while a write waits. The socket becomes writable only when a good part of its buffer is free, which takes a slow
 /// client long.
 struct WriteProgress {
-    /// When the client is given up unless it takes some bytes.
+    /// Time at which the client is given up, unless it takes some bytes.
     end: Instant,
     unsent: Option<libc::c_int>,
 }

@@ -64,7 +64,8 @@ struct BacklogContext {
     /// Clock of the store's timestamps.
     clock: Clock,
     earlier_incarnations: Vec<FollowedIncarnation>,
-    /// When the node became ready, and the number of changes of history policies by then.
+    /// Time at which the node became ready. The next fields are the same time by `clock`, and the number of changes of
+    /// history policies by then.
     ready: Instant,
     ready_ms: u64,
     policy_changes: u64,

@@ -70,7 +70,7 @@ pub async fn occupancy(
 pub struct OccupancyNotice {
     key: ChannelKey,
     occupied: CountedOccupancy,
-    /// When the count began; of two notices the later one is newer.
+    /// Time at which the count began; of two notices the later one is newer.
     at: Instant,
     json: Bytes,
     msgpack: Bytes,

@@ -25,7 +25,7 @@ pub(super) struct ClockStep {
     cause: ClockStepCause,
 }
 
-/// Why the system clock and the line are apart.
+/// Cause of a difference between the system clock and the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClockStepCause {
     /// The clock was set, or is wrong.

@@ -24,7 +24,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 const EXPORTED: &str = "fanfare_spans_exported_total";
 const DROPPED: &str = "fanfare_spans_dropped_total";
 
-/// Why a span does not reach the collector.
+/// Reason for which a span does not reach the collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SpanDropReason {
     /// The collector is slower than spans end, or unreachable.

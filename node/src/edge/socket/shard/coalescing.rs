@@ -11,7 +11,7 @@ const BUSY_DELIVERIES: u64 = 16;
 pub(super) struct CoalescingPolicy {
     window: Duration,
     handed: u64,
-    /// When the last turn ended, if it was busy.
+    /// End of the last turn, if the shard was busy in it.
     busy: Option<Instant>,
 }
 
