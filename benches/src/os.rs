@@ -156,8 +156,11 @@ mod tests {
         let files = raise_open_files().expect("a limit");
         make_room_for_files(files);
         let status = fs::read_to_string("/proc/self/status").expect("of this process");
-        let room = status.lines().find_map(|line| line.strip_prefix("FDSize:")).expect("the room");
-        assert!(room.trim().parse::<u64>().expect("a number") >= files.min(ROOM_MAX), "{room} for {files}");
+        let table_size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).expect("the room");
+        assert!(
+            table_size.trim().parse::<u64>().expect("a number") >= files.min(ROOM_MAX),
+            "{table_size} for {files}"
+        );
     }
 
     #[test]

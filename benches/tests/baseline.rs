@@ -128,7 +128,7 @@ fn each_connection_hears_each_heartbeat() {
     // A late heartbeat delays the next one, and none comes early.
     let most = (outcome.opening.wall_s + outcome.holding.wall_s) / 0.2 + 1.0;
     assert!((2.0..=most).contains(&outcome.received), "{}", outcome.received);
-    assert_eq!(outcome.said, 0.0, "who spoke a moment ago need not say that it lives");
+    assert_eq!(outcome.sent, 0.0, "who spoke a moment ago need not say that it lives");
 }
 
 #[test]

@@ -181,17 +181,19 @@ pub fn cut_peer_streams(network: &Network, from: &Node, to: &Node) -> Vec<Cut> {
 
 /// Waits until each of these nodes has declared the other one down.
 pub async fn until_down(nodes: &[Node], other: &str) {
-    let death = (other.to_owned(), PEER_DOWN.to_owned());
-    let is_known = || nodes.iter().all(|node| peer_log_events(node).contains(&death));
+    let down_event = (other.to_owned(), PEER_DOWN.to_owned());
+    let is_known = || nodes.iter().all(|node| peer_log_events(node).contains(&down_event));
     wait_until(SOON, "its death to be known", async || is_known()).await;
 }
 
 /// Waits until the first node has declared all others down, and each of them the first one.
 pub async fn until_peers_down(nodes: &[Node]) {
-    let deaths = |node: &Node| peer_log_events(node).iter().filter(|(_, said)| said == PEER_DOWN).count();
-    let is_dead =
-        async || deaths(&nodes[0]) >= nodes.len() - 1 && nodes[1..].iter().all(|node| deaths(node) >= 1);
-    wait_until(SOON, "the other side to be dead", is_dead).await;
+    let down_count =
+        |node: &Node| peer_log_events(node).iter().filter(|(_, message)| message == PEER_DOWN).count();
+    let is_down = async || {
+        down_count(&nodes[0]) >= nodes.len() - 1 && nodes[1..].iter().all(|node| down_count(node) >= 1)
+    };
+    wait_until(SOON, "the other side to be dead", is_down).await;
 }
 
 #[test]

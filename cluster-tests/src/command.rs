@@ -22,7 +22,7 @@ struct Lines(Arc<Mutex<CapturedOutput>>);
 #[derive(Default)]
 struct CapturedOutput {
     lines: Vec<String>,
-    is_over: bool,
+    is_complete: bool,
 }
 
 impl Lines {
@@ -33,7 +33,7 @@ impl Lines {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 kept.lock().lines.push(line);
             }
-            kept.lock().is_over = true;
+            kept.lock().is_complete = true;
         });
         lines
     }
@@ -130,8 +130,8 @@ impl RunningCommand {
             wait_for(deadline, "the command to end", async || process.try_wait().expect("a child process"))
                 .await;
         let outputs = [&self.stdout, &self.stderr];
-        let is_over = async || outputs.iter().all(|lines| lines.lock().is_over);
-        wait_until(deadline, "its last line", is_over).await;
+        let is_complete = async || outputs.iter().all(|lines| lines.lock().is_complete);
+        wait_until(deadline, "its last line", is_complete).await;
         ended
     }
 }

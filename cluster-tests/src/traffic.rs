@@ -214,7 +214,7 @@ impl ReceivedMessages {
     }
 
     /// Whether it has the last of the acknowledged messages.
-    pub fn has(&self, acknowledged: &Numbers) -> bool {
+    pub fn has_all(&self, acknowledged: &Numbers) -> bool {
         acknowledged.iter().all(|(of, count)| self.next.get(of).copied().unwrap_or_default() >= *count)
     }
 }
@@ -254,10 +254,10 @@ impl Subscriber {
             assert_eq!(attached["op"], 9, "{attached}");
             received.begin(&channel, &attached, is_back);
         }
-        let (tell, reported) = watch::channel(received.clone());
+        let (report, reported) = watch::channel(received.clone());
         let (end, ended) = watch::channel(false);
         let mut reading = JoinSet::new();
-        reading.spawn(read(socket, received, tell, ended));
+        reading.spawn(read(socket, received, report, ended));
         Self { name: name.to_owned(), received: reported, end, reading }
     }
 
@@ -281,7 +281,7 @@ impl Subscriber {
     pub async fn settle_after(mut self, acknowledged: &Numbers, ended: &Numbers) -> ReceivedMessages {
         let end = Instant::now() + SOON;
         let has_all =
-            |received: &ReceivedMessages| received.has(acknowledged) && received.has_or_may_miss(ended);
+            |received: &ReceivedMessages| received.has_all(acknowledged) && received.has_or_may_miss(ended);
         while !has_all(&self.received.borrow_and_update()) {
             let left = end.saturating_duration_since(Instant::now());
             let came = tokio::time::timeout(left, self.received.changed()).await;
@@ -332,7 +332,7 @@ pub async fn assert_converged_with_losses(
 async fn read(
     mut socket: Socket,
     mut received: ReceivedMessages,
-    tell: watch::Sender<ReceivedMessages>,
+    report: watch::Sender<ReceivedMessages>,
     mut ended: watch::Receiver<bool>,
 ) -> ReceivedMessages {
     loop {
@@ -343,7 +343,7 @@ async fn read(
         match frame {
             Ok(frame) => {
                 received.take(&frame);
-                tell.send_replace(received.clone());
+                report.send_replace(received.clone());
             }
             Err(SocketEnd::Silence) => {}
             Err(_) => return received,

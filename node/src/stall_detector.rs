@@ -108,8 +108,8 @@ mod tests {
 
     #[test]
     fn process_without_a_running_thread_for_two_seconds_stalled() {
-        for (pause_ms, is_dead) in [(100, false), (1_999, false), (2_000, true), (3_600_000, true)] {
-            assert_eq!(is_stalled(&[7_000, 7_000 + pause_ms]), is_dead, "{pause_ms}");
+        for (pause_ms, expected) in [(100, false), (1_999, false), (2_000, true), (3_600_000, true)] {
+            assert_eq!(is_stalled(&[7_000, 7_000 + pause_ms]), expected, "{pause_ms}");
         }
     }
 
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_process_that_is_not_in_a_cluster_nothing_is_known() {
+    fn process_outside_a_cluster_has_no_stall_detector() {
         beat();
         halt_if_stalled();
         assert!(PROCESS.get().is_none());

@@ -90,19 +90,20 @@ impl Serial {
     }
 
     /// Tells whether this position includes all messages that `other` includes.
-    pub fn covers(&self, other: &Self) -> bool {
-        other.0.iter().all(|(incarnation, sequence)| self.covers_one(*incarnation, *sequence))
+    pub fn includes(&self, other: &Self) -> bool {
+        other.0.iter().all(|(incarnation, sequence)| self.includes_one(*incarnation, *sequence))
     }
 
     /// Tells whether this position is as far as `other` in every incarnation that both have.
     pub fn keeps_up_with(&self, other: &Self) -> bool {
-        let is_behind = |(run, sequence): &(u64, u64)| other.sequence_of(*run) > Some(*sequence);
+        let is_behind =
+            |(incarnation, sequence): &(u64, u64)| other.sequence_of(*incarnation) > Some(*sequence);
         !self.entries().iter().any(is_behind)
     }
 
     /// Tells whether this position includes the message with this incarnation and sequence. Sequences begin
     /// at 1; every position includes 0.
-    pub fn covers_one(&self, incarnation: u64, sequence: u64) -> bool {
+    pub fn includes_one(&self, incarnation: u64, sequence: u64) -> bool {
         sequence == 0 || self.sequence_of(incarnation).is_some_and(|reached| reached >= sequence)
     }
 }
@@ -236,12 +237,13 @@ mod tests {
     #[test]
     fn serial_of_thirty_incarnations_at_one_billion_round_trips() {
         let last_of_all = (1 << Serial::INCARNATION_BITS) - 1;
-        let serial = Serial((0..30).map(|run| (last_of_all - 29 + run, 1_000_000_000)).collect());
+        let serial =
+            Serial((0..30).map(|incarnation| (last_of_all - 29 + incarnation, 1_000_000_000)).collect());
         assert_eq!(serial.to_string().parse(), Ok(serial));
     }
 
     #[test]
-    fn a_run_is_written_in_eight_characters_and_read_in_eleven_too() {
+    fn incarnation_has_eight_characters_and_reads_from_eleven() {
         let short = Serial::single(1 << 40, 7);
         let long = Serial::single(1 << Serial::INCARNATION_BITS, 7);
         assert_eq!((short.to_string(), long.to_string()), ("AQAAAAAA.7".into(), "AAEAAAAAAAA.7".into()));
@@ -255,9 +257,10 @@ mod tests {
     }
 
     #[test]
-    fn a_node_takes_no_position_of_more_runs_than_there_are() {
-        let serial =
-            |runs: usize| Serial((0..runs as u64).map(|run| (u64::MAX - run, u64::MAX)).rev().collect());
+    fn position_of_too_many_incarnations_is_refused() {
+        let serial = |count: usize| {
+            Serial((0..count as u64).map(|incarnation| (u64::MAX - incarnation, u64::MAX)).rev().collect())
+        };
         let most = serial(Serial::RUNS_MAX);
         assert_eq!(Serial::of_whole(&most.to_whole()), Ok(most));
         assert_eq!(Serial::of_whole(&serial(Serial::RUNS_MAX + 1).to_whole()), Err(SerialError));

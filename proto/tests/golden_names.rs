@@ -127,10 +127,10 @@ fn serials_are_vectors() {
     let both = a.join(&b);
     assert_eq!(both.entries(), [(1, 5), (2, 3)]);
     assert_eq!(b.join(&a), both);
-    assert!(both.covers(&a) && both.covers(&b) && both.covers(&both));
-    assert!(!a.covers(&b) && !a.covers(&both));
-    assert!(both.covers_one(1, 5) && !both.covers_one(1, 6) && !both.covers_one(3, 1));
-    assert!(a.covers(&Serial::default()) && a.covers(&Serial::single(9, 0)));
-    assert!(!Serial::default().covers(&a));
+    assert!(both.includes(&a) && both.includes(&b) && both.includes(&both));
+    assert!(!a.includes(&b) && !a.includes(&both));
+    assert!(both.includes_one(1, 5) && !both.includes_one(1, 6) && !both.includes_one(3, 1));
+    assert!(a.includes(&Serial::default()) && a.includes(&Serial::single(9, 0)));
+    assert!(!Serial::default().includes(&a));
     assert_eq!(a.join(&Serial::single(1, 4)), a);
 }

@@ -42,7 +42,8 @@ pub struct Outcome {
     /// Frames per connection while they were held: from the server, then to it.
     #[serde(rename = "heard")]
     pub received: f64,
-    pub said: f64,
+    #[serde(rename = "said")]
+    pub sent: f64,
 }
 
 impl Idle {
@@ -69,7 +70,7 @@ impl Idle {
             opening,
             holding,
             received: each(frames_before.received, frames_after.received),
-            said: each(frames_before.sent, frames_after.sent),
+            sent: each(frames_before.sent, frames_after.sent),
         })
     }
 }

@@ -60,7 +60,7 @@ impl Link {
         &mut self,
         now_ns: u64,
         shared: &mut [u8],
-        mut said: impl FnMut(&[u8]),
+        mut take: impl FnMut(&[u8]),
     ) -> io::Result<()> {
         let dialect = self.dialect;
         let (mut closed, mut pong) = (None, Vec::new());
@@ -75,7 +75,7 @@ impl Link {
             match opcode {
                 opcode::TEXT | opcode::BINARY => dialect.each(payload, |piece| match dialect.pong(piece) {
                     Some(pong) => answer(dialect.opcode(), pong),
-                    None => said(piece),
+                    None => take(piece),
                 }),
                 opcode::PING => answer(opcode::PONG, payload),
                 opcode::CLOSE => closed = Some(String::from_utf8_lossy(payload).into_owned()),
@@ -102,13 +102,13 @@ impl Link {
     }
 
     /// Queues a frame without writing it.
-    pub(super) fn push(&mut self, said: impl AsRef<[u8]>) {
+    pub(super) fn push(&mut self, payload: impl AsRef<[u8]>) {
         self.frames.sent += 1;
-        write_client(self.dialect.opcode(), said.as_ref(), &mut self.unsent);
+        write_client(self.dialect.opcode(), payload.as_ref(), &mut self.unsent);
     }
 
-    pub(super) fn send(&mut self, said: impl AsRef<[u8]>) -> io::Result<()> {
-        self.push(said);
+    pub(super) fn send(&mut self, payload: impl AsRef<[u8]>) -> io::Result<()> {
+        self.push(payload);
         self.flush()
     }
 

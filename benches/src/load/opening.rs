@@ -85,7 +85,7 @@ pub(super) struct Opening {
     /// First frame of the server.
     welcome: Vec<u8>,
     /// Meanings of frames that were read and not yet handled.
-    said: VecDeque<ReplyKind>,
+    replies: VecDeque<ReplyKind>,
     /// Number of channels whose attach is not answered.
     awaited: usize,
 }
@@ -100,8 +100,8 @@ impl Opening {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(upgrade)?;
-        let (read, said) = (Vec::new(), VecDeque::new());
-        Ok(Self { stream, dialect: target.dialect, read, welcome: Vec::new(), said, awaited: 0 })
+        let (read, replies) = (Vec::new(), VecDeque::new());
+        Ok(Self { stream, dialect: target.dialect, read, welcome: Vec::new(), replies, awaited: 0 })
     }
 
     /// Waits until the server has accepted the connection.
@@ -136,8 +136,8 @@ impl Opening {
     /// Reads until the oldest request is done.
     pub(super) fn answered(&mut self) -> Result<()> {
         loop {
-            while let Some(said) = self.said.pop_front() {
-                if said == ReplyKind::Done {
+            while let Some(reply) = self.replies.pop_front() {
+                if reply == ReplyKind::Done {
                     return Ok(());
                 }
             }
@@ -153,12 +153,12 @@ impl Opening {
             if self.welcome.is_empty() {
                 self.welcome = payload.to_vec();
             }
-            let (dialect, said, mut pongs) = (self.dialect, &mut self.said, Vec::new());
+            let (dialect, replies, mut pongs) = (self.dialect, &mut self.replies, Vec::new());
             let mut refused = None;
             dialect.each(payload, |piece| match (dialect.pong(piece), dialect.reply_kind(piece)) {
                 (Some(pong), _) => pongs.push(pong),
                 (None, ReplyKind::Refused) => refused = Some(String::from_utf8_lossy(piece).into_owned()),
-                (None, other) => said.push_back(other),
+                (None, other) => replies.push_back(other),
             });
             if let Some(refused) = refused {
                 return Err(format!("refused: {refused}").into());
@@ -167,9 +167,9 @@ impl Opening {
         }
     }
 
-    fn send(&mut self, said: &[u8]) -> io::Result<()> {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
         let mut frame = Vec::new();
-        write_client(self.dialect.opcode(), said, &mut frame);
+        write_client(self.dialect.opcode(), payload, &mut frame);
         self.stream.write_all(&frame)
     }
 

@@ -10,7 +10,7 @@ pub(super) struct Companion {
     process: Child,
     stdout: BufReader<ChildStdout>,
     /// First line of its stdout.
-    pub(super) said: String,
+    pub(super) first_line: String,
 }
 
 impl Companion {
@@ -20,12 +20,12 @@ impl Companion {
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut process = spawned.map_err(|error| format!("{name}: {error}"))?;
         let stdout = BufReader::new(process.stdout.take().ok_or("a companion has no stdout")?);
-        let mut companion = Self { process, stdout, said: String::new() };
-        let mut said = String::new();
-        if companion.stdout.read_line(&mut said)? == 0 {
+        let mut companion = Self { process, stdout, first_line: String::new() };
+        let mut first_line = String::new();
+        if companion.stdout.read_line(&mut first_line)? == 0 {
             return Err(format!("{name} has ended before it was ready").into());
         }
-        said.trim().clone_into(&mut companion.said);
+        first_line.trim().clone_into(&mut companion.first_line);
         Ok(companion)
     }
 
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_companion_lasts_until_it_is_let_go() {
         let companion = Companion::start(shell("echo ready; cat; echo 42")).expect("a shell that is ready");
-        assert_eq!(companion.said, "ready");
+        assert_eq!(companion.first_line, "ready");
         assert_eq!(companion.end().expect("a shell that ends well"), "42");
         assert!(Companion::start(shell("exit 3")).is_err());
         let failing = Companion::start(shell("echo ready; cat; exit 3")).expect("a shell that is ready");

@@ -111,13 +111,13 @@ impl Dialect {
     }
 
     /// Gives the answer to a ping of the server; `None` for any other frame.
-    pub fn pong(self, said: &[u8]) -> Option<&'static [u8]> {
+    pub fn pong(self, payload: &[u8]) -> Option<&'static [u8]> {
         match self {
             Self::Fanfare => None,
-            Self::CentrifugeJson => (said == b"{}").then_some(b"{}"),
-            Self::CentrifugeProtobuf => said.is_empty().then_some(&[0]),
-            Self::Nats => said.starts_with(b"PING").then_some(b"PONG\r\n"),
-            Self::Pusher => pusher::is_ping(said).then_some(pusher::PONG),
+            Self::CentrifugeJson => (payload == b"{}").then_some(b"{}"),
+            Self::CentrifugeProtobuf => payload.is_empty().then_some(&[0]),
+            Self::Nats => payload.starts_with(b"PING").then_some(b"PONG\r\n"),
+            Self::Pusher => pusher::is_ping(payload).then_some(pusher::PONG),
         }
     }
 
@@ -127,13 +127,13 @@ impl Dialect {
     }
 
     /// Gives the meaning of a frame that is no message.
-    pub fn reply_kind(self, said: &[u8]) -> ReplyKind {
+    pub fn reply_kind(self, payload: &[u8]) -> ReplyKind {
         match self {
-            Self::Fanfare => frames::reply_kind(said),
-            Self::CentrifugeJson => centrifuge::json::reply_kind(said),
-            Self::CentrifugeProtobuf => centrifuge::protobuf::reply_kind(said),
-            Self::Nats => nats::reply_kind(said),
-            Self::Pusher => pusher::reply_kind(said),
+            Self::Fanfare => frames::reply_kind(payload),
+            Self::CentrifugeJson => centrifuge::json::reply_kind(payload),
+            Self::CentrifugeProtobuf => centrifuge::protobuf::reply_kind(payload),
+            Self::Nats => nats::reply_kind(payload),
+            Self::Pusher => pusher::reply_kind(payload),
         }
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_known_by_its_name() {
+    fn dialect_is_found_by_its_own_name() {
         for dialect in Dialect::value_variants() {
             assert_eq!(Dialect::from_str(dialect.name(), false).as_ref(), Ok(dialect));
         }

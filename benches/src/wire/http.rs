@@ -29,8 +29,8 @@ impl Answer {
         if (200..300).contains(&self.status) {
             return Ok(self.body);
         }
-        let said = String::from_utf8_lossy(&self.body);
-        Err(format!("{what} was answered with {}: {said}", self.status).into())
+        let text = String::from_utf8_lossy(&self.body);
+        Err(format!("{what} was answered with {}: {text}", self.status).into())
     }
 }
 

@@ -56,9 +56,9 @@ mod tests {
         let expected: [&[u8]; 5] =
             [b"INFO {}\r\n", b"MSG a.b 7 6\r\nx\r\nPIN\r\n", b"PING\r\n", b"PONG\r\n", b"-ERR 'no'\r\n"];
         assert_eq!(found, expected);
-        let said: Vec<ReplyKind> = found.into_iter().map(reply_kind).collect();
+        let replies: Vec<ReplyKind> = found.into_iter().map(reply_kind).collect();
         assert_eq!(
-            said,
+            replies,
             [ReplyKind::Other, ReplyKind::Other, ReplyKind::Other, ReplyKind::Done, ReplyKind::Refused]
         );
     }

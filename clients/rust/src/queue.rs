@@ -14,8 +14,8 @@ const ENTRY_BYTES: usize = 256;
 #[derive(Clone)]
 pub(crate) struct Sender {
     events: mpsc::Sender<QueuedEvent>,
-    room: Arc<Semaphore>,
-    room_bytes: usize,
+    budget: Arc<Semaphore>,
+    budget_bytes: usize,
 }
 
 pub(crate) struct Receiver(mpsc::Receiver<QueuedEvent>);
@@ -25,24 +25,24 @@ pub(crate) struct ReceiverClosed;
 
 struct QueuedEvent {
     event: Event,
-    _room: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 pub(crate) fn bounded(options: &Options) -> (Sender, Receiver) {
     let (events, receiver) = mpsc::channel(options.events_max.max(1));
-    let room_bytes = options.events_bytes_max.clamp(1, u32::MAX as usize >> 1);
-    (Sender { events, room: Arc::new(Semaphore::new(room_bytes)), room_bytes }, Receiver(receiver))
+    let budget_bytes = options.events_bytes_max.clamp(1, u32::MAX as usize >> 1);
+    (Sender { events, budget: Arc::new(Semaphore::new(budget_bytes)), budget_bytes }, Receiver(receiver))
 }
 
 impl Sender {
     pub(crate) async fn send(&self, event: Event) -> Result<(), ReceiverClosed> {
         // An event that is larger than all the room takes all of it.
-        let bytes = u32::try_from(bytes(&event).min(self.room_bytes)).expect("the room is no larger");
-        let room = tokio::select! {
-            room = Arc::clone(&self.room).acquire_many_owned(bytes) => room.map_err(|_| ReceiverClosed)?,
+        let bytes = u32::try_from(bytes(&event).min(self.budget_bytes)).expect("the room is no larger");
+        let permit = tokio::select! {
+        permit = Arc::clone(&self.budget).acquire_many_owned(bytes) => permit.map_err(|_| ReceiverClosed)?,
             () = self.events.closed() => return Err(ReceiverClosed),
         };
-        self.events.send(QueuedEvent { event, _room: room }).await.map_err(|_| ReceiverClosed)
+        self.events.send(QueuedEvent { event, _permit: permit }).await.map_err(|_| ReceiverClosed)
     }
 }
 

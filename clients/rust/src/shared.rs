@@ -32,8 +32,8 @@ pub(crate) struct Shared {
     /// Random beginning of the message ids that this client makes.
     id_prefix: String,
     /// Bytes that further requests may take. A request waits for its bytes.
-    room: Arc<Semaphore>,
-    room_bytes: usize,
+    budget: Arc<Semaphore>,
+    budget_bytes: usize,
     state: Mutex<State>,
 }
 
@@ -57,7 +57,7 @@ struct PendingRequest {
     is_repeated: bool,
     /// Receiver of the answer; `None` for a request of the library itself.
     answer: Option<oneshot::Sender<Result<Incoming, Error>>>,
-    _room: Option<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// The owner of a frame.
@@ -74,14 +74,14 @@ impl Shared {
     pub(crate) fn new(options: &Options) -> Result<Self, Error> {
         let mut random = [0; 12];
         getrandom::fill(&mut random).map_err(|error| Error::BadValue(format!("no random bytes: {error}")))?;
-        let room_bytes = options.unanswered_bytes_max.clamp(1, u32::MAX as usize >> 1);
+        let budget_bytes = options.unanswered_bytes_max.clamp(1, u32::MAX as usize >> 1);
         Ok(Self {
             format: options.format,
             keeps: options.reconnect.is_some(),
             next_id: AtomicU64::new(1),
             id_prefix: URL_SAFE_NO_PAD.encode(random),
-            room: Arc::new(Semaphore::new(room_bytes)),
-            room_bytes,
+            budget: Arc::new(Semaphore::new(budget_bytes)),
+            budget_bytes,
             state: Mutex::default(),
         })
     }
@@ -90,16 +90,16 @@ impl Shared {
     pub(crate) async fn start(&self, body: Body) -> Result<Answer, Error> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (frame, body) = self.encode(id, body);
-        let bytes = (frame.len() + REQUEST_BYTES).min(self.room_bytes);
+        let bytes = (frame.len() + REQUEST_BYTES).min(self.budget_bytes);
         let bytes = u32::try_from(bytes).expect("the room is no larger");
-        let room = Arc::clone(&self.room).acquire_many_owned(bytes).await.map_err(|_| Error::Closed)?;
+        let permit = Arc::clone(&self.budget).acquire_many_owned(bytes).await.map_err(|_| Error::Closed)?;
         let (sender, answer) = oneshot::channel();
         let open = PendingRequest {
             body: self.keeps.then_some(body),
             sent_at: None,
             is_repeated: false,
             answer: Some(sender),
-            _room: Some(room),
+            _permit: Some(permit),
         };
         self.send(id, frame, open).await?;
         Ok(answer)
@@ -285,7 +285,7 @@ impl Shared {
         state.over = true;
         state.link = None;
         state.pending.clear();
-        self.room.close();
+        self.budget.close();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -294,7 +294,7 @@ impl Shared {
 }
 
 fn own(body: Body) -> PendingRequest {
-    PendingRequest { body: Some(body), sent_at: None, is_repeated: false, answer: None, _room: None }
+    PendingRequest { body: Some(body), sent_at: None, is_repeated: false, answer: None, _permit: None }
 }
 
 fn reply(open: PendingRequest, result: Result<Incoming, Error>) {

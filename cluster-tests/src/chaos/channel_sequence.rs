@@ -16,7 +16,7 @@ pub struct ChannelSequence {
     pub is_loss_reported: bool,
     /// The `resumed: false` covers the numbers below: they were acknowledged before it.
     loss_covers_below: u64,
-    has: BTreeSet<u64>,
+    received: BTreeSet<u64>,
     /// Numbers that a gap after a `resumed: false` skipped. They may come late.
     lost: BTreeSet<u64>,
     /// Time of the first arrival of each message.
@@ -36,12 +36,12 @@ impl ChannelSequence {
         self.is_loss_reported = true;
         self.loss_covers_below = acknowledged;
         // After a loss the client may receive older messages again.
-        self.has.clear();
+        self.received.clear();
     }
 
     /// Takes a message. Returns the number of messages that a reported gap skipped, or the broken invariant.
     pub fn take(&mut self, number: u64, is_in_doubt: bool) -> Result<u64, &'static str> {
-        if self.has.contains(&number) {
+        if self.received.contains(&number) {
             return if is_in_doubt { Ok(0) } else { Err("came twice") };
         }
         let next = self.next.unwrap_or(number);
@@ -57,7 +57,7 @@ impl ChannelSequence {
             return Err("silent gap");
         }
         self.lost.extend(next..number);
-        self.has.insert(number);
+        self.received.insert(number);
         (self.next, self.is_loss_reported) = (Some(number + 1), false);
         Ok(number.saturating_sub(next))
     }

@@ -41,7 +41,7 @@ fn apply(points: &str, keyspace: &str) -> RunningCommand {
 }
 
 /// Gives the output of the command, which must end with this code.
-async fn said(mut command: RunningCommand, code: i32) -> String {
+async fn output_of(mut command: RunningCommand, code: i32) -> String {
     let ended = command.ended_within(3 * fanfare_cluster_tests::SOON).await;
     let text = [command.stdout(), command.stderr()].concat().join("\n");
     assert_eq!(ended.code(), Some(code), "{text}");
@@ -69,7 +69,7 @@ async fn refusal(points: &str, keyspace: &str, schema: &str) -> String {
         "--scylla-schema",
         schema,
     ]);
-    said(serve, 1).await
+    output_of(serve, 1).await
 }
 
 async fn tables(session: &Session, keyspace: &str) -> Vec<(String, String)> {
@@ -110,7 +110,7 @@ async fn make_one_schema(cassandra: &Cassandra) {
     let missing = refusal(&points, &keyspace, "check").await;
     assert!(missing.contains("has no tables of this program: run `fanfare schema apply`"), "{missing}");
     let commands = [(); 3].map(|()| apply(&points, &keyspace));
-    for text in futures_util::future::join_all(commands.map(|command| said(command, 0))).await {
+    for text in futures_util::future::join_all(commands.map(|command| output_of(command, 0))).await {
         let is_ready = text == format!("the keyspace {keyspace} is ready");
         assert!(is_ready || text == format!("the keyspace {keyspace} has everything already"), "{text}");
     }
@@ -123,7 +123,7 @@ async fn make_one_schema(cassandra: &Cassandra) {
         let retention_s = tombstone_retention_s(&session, &keyspace, table).await;
         assert_eq!(retention_s, 3_600, "{table}: what was deleted is gone within hours");
     }
-    let text = said(apply(&points, &keyspace), 0).await;
+    let text = output_of(apply(&points, &keyspace), 0).await;
     assert_eq!(text, format!("the keyspace {keyspace} has everything already"));
     assert_eq!(tables(&session, &keyspace).await, made);
 
@@ -144,12 +144,12 @@ async fn make_one_schema(cassandra: &Cassandra) {
 async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let (points, keyspace) = (cassandra.points().join(","), cassandra.keyspace());
-    said(apply(&points, &keyspace), 0).await;
+    output_of(apply(&points, &keyspace), 0).await;
     let session = cassandra.session().await;
     set_version(&session, &keyspace, 99).await;
     let newer = "has version 99 of the schema, and this program knows only";
     for text in [
-        said(apply(&points, &keyspace), 1).await,
+        output_of(apply(&points, &keyspace), 1).await,
         refusal(&points, &keyspace, "auto").await,
         refusal(&points, &keyspace, "check").await,
     ] {
@@ -158,8 +158,8 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     set_version(&session, &keyspace, 0).await;
     let text = refusal(&points, &keyspace, "check").await;
     assert!(text.contains("is needed: run `fanfare schema apply`"), "{text}");
-    assert_eq!(said(apply(&points, &keyspace), 0).await, format!("the keyspace {keyspace} is ready"));
-    assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
+    assert_eq!(output_of(apply(&points, &keyspace), 0).await, format!("the keyspace {keyspace} is ready"));
+    assert!(output_of(apply(&points, &keyspace), 0).await.contains("has everything already"));
 
     // A schema of a former version. Nodes that start over it add the missing parts.
     let altered = async |what: String| session.query_unpaged(what, ()).await.expect("altered");
@@ -176,18 +176,18 @@ async fn a_schema_of_another_version_is_brought_up_and_never_down() {
     let directory = Directory::default().account("acme").key("k1", "secret", ALL);
     let options = NodeOptions::default().directory(directory, KEY).limit("store_wait_ms", 8_000);
     drop(Node::start(cassandra.store(options, &keyspace)).await);
-    assert!(said(apply(&points, &keyspace), 0).await.contains("has everything already"));
+    assert!(output_of(apply(&points, &keyspace), 0).await.contains("has everything already"));
     assert_eq!(tables(&session, &keyspace).await.len(), TABLES.len());
     assert_eq!(tombstone_retention_s(&session, &keyspace, "nonces").await, 3_600);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_is_not_there_is_named() {
-    let text = said(apply(NOWHERE, "chat"), 1).await;
+    let text = output_of(apply(NOWHERE, "chat"), 1).await;
     assert!(text.contains("no node of the database answers at 127.0.0.1:1 (--scylla-node)"), "{text}");
     let text = refusal(NOWHERE, "chat", "auto").await;
     assert!(text.contains("no node of the database answers at 127.0.0.1:1 (--scylla-node)"), "{text}");
-    let text = said(apply("nowhere.invalid:9042", "chat"), 1).await;
+    let text = output_of(apply("nowhere.invalid:9042", "chat"), 1).await;
     assert!(text.contains("nowhere.invalid:9042 (--scylla-node)"), "{text}");
 }
 
@@ -202,14 +202,14 @@ fn without_server(ci: Option<&str>) -> (bool, String) {
         .envs(ci.map(|ci| ("CI", ci)))
         .stdin(Stdio::null());
     let output = command.output().expect("the test executable can be started");
-    let said = [output.stdout, output.stderr].concat();
-    (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
 #[test]
 fn tests_without_a_server_say_so_and_fail_where_ci_is_true() {
-    let (passed, said) = without_server(None);
-    assert!(passed && said.contains("NOT CHECKED"), "{said}");
-    let (passed, said) = without_server(Some("true"));
-    assert!(!passed && said.contains("no Cassandra to test with"), "{said}");
+    let (passed, text) = without_server(None);
+    assert!(passed && text.contains("NOT CHECKED"), "{text}");
+    let (passed, text) = without_server(Some("true"));
+    assert!(!passed && text.contains("no Cassandra to test with"), "{text}");
 }

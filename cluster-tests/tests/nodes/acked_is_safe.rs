@@ -31,7 +31,8 @@ struct PublisherRecord {
 
 impl PublisherRecord {
     fn unanswered(&self) -> usize {
-        let count = |marks: &HashMap<String, Vec<MessageNumber>>| marks.values().map(Vec::len).sum::<usize>();
+        let count =
+            |messages: &HashMap<String, Vec<MessageNumber>>| messages.values().map(Vec::len).sum::<usize>();
         count(&self.sent) - count(&self.acked)
     }
 }
@@ -107,14 +108,14 @@ async fn over_socket(
     let mut account = PublisherRecord::default();
     let mut window: VecDeque<(String, MessageNumber, Ticket)> = VecDeque::new();
     for number in 0.. {
-        let mark = (publisher, number);
+        let message = (publisher, number);
         let channel = &channels[usize::try_from(number).expect("small") % CHANNELS];
-        account.sent.entry(channel.clone()).or_default().push(mark);
-        let draft = Draft { data: Some(raw(&data(mark))), ..Draft::default() };
+        account.sent.entry(channel.clone()).or_default().push(message);
+        let draft = Draft { data: Some(raw(&data(message))), ..Draft::default() };
         let Ok(ticket) = client.publish_start(channel, vec![draft]).await else {
             break;
         };
-        window.push_back((channel.clone(), mark, ticket));
+        window.push_back((channel.clone(), message, ticket));
         if window.len() == WINDOW && !settle(&mut window, &mut account, &progress).await {
             break;
         }
@@ -131,7 +132,7 @@ async fn settle(
     account: &mut PublisherRecord,
     progress: &mpsc::UnboundedSender<()>,
 ) -> bool {
-    let Some((channel, mark, ticket)) = window.pop_front() else {
+    let Some((channel, message, ticket)) = window.pop_front() else {
         return true;
     };
     let answer = ticket.await;
@@ -139,7 +140,7 @@ async fn settle(
         assert_eq!(*code, 50003, "a publish may only be refused as unavailable: {error}");
     }
     if answer.is_ok() {
-        account.acked.entry(channel).or_default().push(mark);
+        account.acked.entry(channel).or_default().push(message);
         let _ = progress.send(());
     }
     answer.is_ok()
@@ -156,16 +157,18 @@ async fn over_http(
     let mut account = PublisherRecord::default();
     for turn in 0_u64.. {
         let channel = &channels[usize::try_from(turn).expect("small") % CHANNELS];
-        let marks: Vec<MessageNumber> = (0..ARRAY).map(|n| (publisher, turn * ARRAY + n)).collect();
-        let body: Value =
-            marks.iter().map(|mark| json!({"id": id(round, *mark), "data": data(*mark)})).collect();
-        account.sent.entry(channel.clone()).or_default().extend(&marks);
+        let messages: Vec<MessageNumber> = (0..ARRAY).map(|n| (publisher, turn * ARRAY + n)).collect();
+        let body: Value = messages
+            .iter()
+            .map(|message| json!({"id": id(round, *message), "data": data(*message)}))
+            .collect();
+        account.sent.entry(channel.clone()).or_default().extend(&messages);
         let answer = publish(&mut connection, &authorization, channel, &body).await;
         if answer.is_err() {
             account.open = Some((channel.clone(), body));
             break;
         }
-        account.acked.entry(channel.clone()).or_default().extend(marks);
+        account.acked.entry(channel.clone()).or_default().extend(messages);
         let _ = progress.send(());
     }
     account
@@ -201,9 +204,9 @@ async fn repeat_open(node: &Node, account: &PublisherRecord) {
 /// Checks the whole history of a channel against the acks of the publishers, and returns it.
 async fn check(node: &Node, channel: &str, accounts: &[PublisherRecord]) -> Vec<Value> {
     let records = history::read_all(node.addr(), &node.key(), channel, "limit=1000&direction=forwards").await;
-    let marks: Vec<MessageNumber> = records.iter().map(number_of).collect();
-    let stored: HashSet<MessageNumber> = marks.iter().copied().collect();
-    assert_eq!(stored.len(), marks.len(), "{channel}: a message is stored once");
+    let messages: Vec<MessageNumber> = records.iter().map(number_of).collect();
+    let stored: HashSet<MessageNumber> = messages.iter().copied().collect();
+    assert_eq!(stored.len(), messages.len(), "{channel}: a message is stored once");
     let ids: HashSet<&str> = records.iter().filter_map(|record| record["id"].as_str()).collect();
     assert_eq!(ids.len(), records.len(), "{channel}: every message has an id of its own");
 
@@ -211,16 +214,20 @@ async fn check(node: &Node, channel: &str, accounts: &[PublisherRecord]) -> Vec<
     for account in accounts {
         sent.extend(account.sent.get(channel).into_iter().flatten().copied());
         let acked = account.acked.get(channel).into_iter().flatten();
-        let lost: Vec<_> = acked.filter(|mark| !stored.contains(mark)).collect();
+        let lost: Vec<_> = acked.filter(|message| !stored.contains(message)).collect();
         assert!(lost.is_empty(), "{channel}: acknowledged and lost: {lost:?}");
         if let Some((_, body)) = account.open.as_ref().filter(|(open, _)| open == channel) {
             let repeated = body.as_array().expect("an array").iter().map(number_of);
-            assert!(repeated.into_iter().all(|mark| stored.contains(&mark)), "{channel}: repeated and lost");
+            assert!(
+                repeated.into_iter().all(|message| stored.contains(&message)),
+                "{channel}: repeated and lost"
+            );
         }
     }
     assert!(stored.is_subset(&sent), "{channel}: something is stored that was never sent");
     for publisher in 0..SOCKET_PUBLISHERS + HTTP_PUBLISHERS {
-        let numbers: Vec<u64> = marks.iter().filter(|mark| mark.0 == publisher).map(|mark| mark.1).collect();
+        let numbers: Vec<u64> =
+            messages.iter().filter(|message| message.0 == publisher).map(|message| message.1).collect();
         assert!(numbers.is_sorted(), "{channel}: publisher {publisher} out of order");
     }
     let times: Vec<u64> = records.iter().filter_map(|record| record["timestamp"].as_u64()).collect();
@@ -232,8 +239,8 @@ async fn check(node: &Node, channel: &str, accounts: &[PublisherRecord]) -> Vec<
     records
 }
 
-fn data(mark: MessageNumber) -> Value {
-    json!([mark.0, mark.1])
+fn data(message: MessageNumber) -> Value {
+    json!([message.0, message.1])
 }
 
 fn number_of(record: &Value) -> MessageNumber {
@@ -241,8 +248,8 @@ fn number_of(record: &Value) -> MessageNumber {
     (usize::try_from(part(0)).expect("small"), part(1))
 }
 
-fn id(round: usize, mark: MessageNumber) -> String {
-    format!("{round}-{}-{}", mark.0, mark.1)
+fn id(round: usize, message: MessageNumber) -> String {
+    format!("{round}-{}-{}", message.0, message.1)
 }
 
 fn raw(value: &Value) -> Box<serde_json::value::RawValue> {

@@ -102,7 +102,7 @@ async fn every_node_counts_what_is_open_on_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn filled_one_after_another_it_holds_exactly_on_every_node() {
+async fn ceiling_filled_in_turn_holds_exactly_on_every_node() {
     const CEILING: usize = 5;
     let mut cluster = cluster(CEILING as u64).await;
     let nodes = cluster.nodes();
@@ -235,8 +235,8 @@ async fn quota_slots_of_a_killed_node_are_free_once_it_is_down() {
     until_counted(nodes, 4).await;
     nodes[2].kill();
     let early = try_open(&nodes[1], "", KEY).await;
-    let is_dead = peer_log_events(&nodes[1]).contains(&("n2".to_owned(), PEER_DOWN.to_owned()));
-    assert!(early.is_none() || is_dead, "a silence is no death");
+    let is_down = peer_log_events(&nodes[1]).contains(&("n2".to_owned(), PEER_DOWN.to_owned()));
+    assert!(early.is_none() || is_down, "a silence is no death");
     drop(early);
     until_counted(&nodes[..2], 1).await;
     for node in [0, 1, 0] {
@@ -365,9 +365,9 @@ async fn resuming_client_is_closed_when_its_quota_slot_was_taken() {
     let (query, mut taken) = lose_and_take_slot(nodes, &nodes[2]).await;
     assert!(try_open(&nodes[0], &query, KEY).await.is_none(), "where it was it is known to be lost");
     let mut back = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
-    let said = back.find("the end", |frame| frame["op"] == 4).await;
-    assert_eq!((&said["code"], &said["reason"]), (&json!(42900), &json!("connection_limit")));
-    assert!(said["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{said}");
+    let frame = back.find("the end", |frame| frame["op"] == 4).await;
+    assert_eq!((&frame["code"], &frame["reason"]), (&json!(42900), &json!("connection_limit")));
+    assert!(frame["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{frame}");
     until_counted(nodes, 1).await;
     assert_eq!(back.to_end(SOON).await.1, SocketEnd::Closed(4029));
     assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
@@ -385,8 +385,8 @@ async fn client_of_a_just_killed_node_is_closed_over_a_taken_slot() {
     match try_open(&nodes[1], &query, KEY).await {
         Some(mut back) => {
             assert_eq!(back.connected["resumed"], true);
-            let said = back.find("the end", |frame| frame["op"] == 4).await;
-            assert_eq!(said["reason"], "connection_limit");
+            let frame = back.find("the end", |frame| frame["op"] == 4).await;
+            assert_eq!(frame["reason"], "connection_limit");
         }
         None => assert!(killed.elapsed() > NO_DEATH, "no death is known after {:?}", killed.elapsed()),
     }
@@ -401,8 +401,8 @@ async fn going_on_to_a_third_node_at_once_does_not_help() {
     let (query, mut taken) = lose_and_take_slot(nodes, &nodes[0]).await;
     let second = try_open(&nodes[1], &query, KEY).await.expect("nobody knows there");
     let mut third = try_open(&nodes[2], &resume(&second), KEY).await.expect("nobody knows there either");
-    let said = third.find("the end", |frame| frame["op"] == 4).await;
-    assert_eq!(said["reason"], "connection_limit");
+    let frame = third.find("the end", |frame| frame["op"] == 4).await;
+    assert_eq!(frame["reason"], "connection_limit");
     until_counted(nodes, 1).await;
     assert_eq!(taken.ask(json!({"op": 0})).await["op"], 0);
 }

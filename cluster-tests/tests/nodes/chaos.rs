@@ -11,7 +11,7 @@ use fanfare_cluster_tests::network::isolated;
 const SECONDS: u64 = 30;
 
 #[test]
-fn without_a_store_nothing_is_missed_silently() {
+fn chaos_without_a_store_loses_nothing_silently() {
     isolated(async |network| {
         let plan = Plan::of(&[Fault::Kill, Fault::Terminate, Fault::Stop, Fault::Blink, Fault::Cut], SECONDS);
         let mut cluster = Cluster::apart(&network, 3).await;

@@ -31,8 +31,8 @@ async fn close(node: &Node, client_id: &str) -> Response {
 
 async fn assert_closed(socket: &mut Socket) {
     let (frames, ended) = socket.to_end(SOON).await;
-    let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
-    assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
+    let [frame] = &frames[..] else { unreachable!("one frame: {frames:?}") };
+    assert_eq!((&frame["op"], &frame["code"]), (&json!(7), &json!(40160)));
     assert_eq!(ended, SocketEnd::Closed(4003));
 }
 
@@ -89,11 +89,11 @@ async fn close_with_a_stalled_node_is_503_and_other_nodes_close() {
     for socket in &mut reached {
         assert_closed(socket).await;
     }
-    let dead = wait_for(SOON, "an answer without the node", async || {
+    let without_node = wait_for(SOON, "an answer without the node", async || {
         let answer = close(n0, "ann").await;
         (answer.status == 200).then_some(answer)
     });
-    assert_eq!(dead.await.json(), json!({"closed": 0}));
+    assert_eq!(without_node.await.json(), json!({"closed": 0}));
     n2.resume_until_restarted(1).await;
     // The request of before the stall may still be handled, if the node reads it before its restart in place.
     let ended = partitioned.to_end(SOON).await.1;
@@ -111,17 +111,17 @@ fn close_over_a_partition_is_503_until_down_and_done_after_heal() {
         let cuts = cut_off(&network, nodes);
         assert_eq!(close(&nodes[1], "ann").await.status, 503);
         assert_closed(&mut reached).await;
-        let dead = wait_for(SOON, "an answer without the node", async || {
+        let without_node = wait_for(SOON, "an answer without the node", async || {
             let answer = close(&nodes[1], "ann").await;
             (answer.status == 200).then_some(answer)
         });
-        assert_eq!(dead.await.json(), json!({"closed": 0}));
-        let death = ("n0".to_owned(), PEER_DOWN.to_owned());
-        let is_dead = async || peer_log_events(&nodes[1]).contains(&death);
+        assert_eq!(without_node.await.json(), json!({"closed": 0}));
+        let down_event = ("n0".to_owned(), PEER_DOWN.to_owned());
+        let is_down = async || peer_log_events(&nodes[1]).contains(&down_event);
         wait_until(
             LOGGED_WITHIN,
             "what was told before: it is asked for as long as it may be alive",
-            is_dead,
+            is_down,
         )
         .await;
         assert_eq!(partitioned.ask(json!({"op": 0})).await["op"], 0, "it is reached by its own side alone");

@@ -55,7 +55,7 @@ async fn a_busy_node_serves_once_in_a_window() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_rest_nothing_waits() {
+async fn idle_node_delivers_without_waiting() {
     let node = Node::start(NodeOptions::default().limit(WINDOW_LIMIT, WINDOW_MS)).await;
     assert_none_waits(&publish_in_turn(&node, 1, 300).await);
 }

@@ -130,8 +130,8 @@ fn a_peer_that_takes_nothing_keeps_no_node_from_leaving_in_time() {
         leaving.turn_to(&[nodes[1].addr()]);
         let begun = Instant::now();
         nodes[0].terminate();
-        let (said, ended) = stays.to_end(SOON).await;
-        assert_eq!((&said[0]["op"], ended), (&json!(4), SocketEnd::Closed(1012)), "{said:?}");
+        let (frames, ended) = stays.to_end(SOON).await;
+        assert_eq!((&frames[0]["op"], ended), (&json!(4), SocketEnd::Closed(1012)), "{frames:?}");
         assert_eq!(nodes[0].ended().await.code(), Some(0));
         assert!(begun.elapsed() < DRAIN + A_WHILE, "{:?}", begun.elapsed());
         let published = publish(&mut publishers, 20).await;

@@ -54,13 +54,13 @@ async fn all_receive_from_all(nodes: &[Node], each: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everybody_hears_everybody_in_order_and_once() {
+async fn subscribers_on_all_nodes_get_messages_once_in_order() {
     let mut cluster = Cluster::linked(3).await;
     all_receive_from_all(cluster.nodes(), 50).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn so_it_is_with_ten_nodes_and_with_nine_when_one_was_killed() {
+async fn ten_nodes_exchange_messages_also_after_one_is_killed() {
     let mut cluster = Cluster::linked(10).await;
     let nodes = cluster.nodes();
     all_receive_from_all(nodes, 5).await;

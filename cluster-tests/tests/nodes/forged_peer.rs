@@ -154,7 +154,7 @@ async fn gossip_that_was_recorded_is_taken_once() {
 
 /// The recorded datagram was sealed for an incarnation that has ended.
 #[tokio::test(flavor = "multi_thread")]
-async fn gossip_that_was_recorded_is_not_taken_by_the_next_run() {
+async fn recorded_gossip_is_dropped_by_the_next_incarnation() {
     let mut cluster = Cluster::linked(1).await;
     let (stranger, seed, way) = (bind().await, bind().await, bind().await);
     let (n1, recorded) = recorded(&mut cluster, [&seed, &way]).await;

@@ -17,12 +17,12 @@ async fn until_known(node: &Node, count: f64) {
     wait_until(SOON, &format!("{count} peers to be known"), known).await;
 }
 
-fn has_logged_death(node: &Node) -> bool {
+fn has_logged_down(node: &Node) -> bool {
     peer_log_events(node).iter().any(|(_, message)| message == PEER_DOWN)
 }
 
 #[test]
-fn the_links_of_both() {
+fn nodes_with_cut_links_to_each_other_lose_nothing_silently() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
@@ -37,7 +37,7 @@ fn the_links_of_both() {
         fault_lasts(CUT_FOR / 2).await;
         let received = moving.leave().await;
         subscribers.push(Subscriber::after(n1, "moved", received).await);
-        assert!(!has_logged_death(n0) && !has_logged_death(n1), "gossip says that they live");
+        assert!(!has_logged_down(n0) && !has_logged_down(n1), "gossip says that they live");
         drop(cuts);
         cluster.until_linked().await;
         publishers.until_acked(LOAD).await;
@@ -47,7 +47,7 @@ fn the_links_of_both() {
 
 /// Neither an ack nor an attach waits for a node whose peer streams have failed, although the node is alive.
 #[test]
-fn the_links_of_one() {
+fn node_does_not_wait_for_a_peer_without_a_link() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 2).await;
         let nodes = cluster.nodes();

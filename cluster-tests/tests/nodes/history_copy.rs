@@ -208,10 +208,10 @@ async fn history_copy_stores_all_once_after_an_interrupted_copy() {
 
     let mut refused = copy(&node, &cassandra, &cassandra.keyspace());
     assert_eq!(refused.ended().await.code(), Some(1), "its node runs");
-    let said = refused.stderr().join("\n");
+    let output = refused.stderr().join("\n");
     assert!(
-        said.contains("its node must not run") && said.contains("is in use by another process"),
-        "{said}"
+        output.contains("its node must not run") && output.contains("is in use by another process"),
+        "{output}"
     );
     let counts = counted(&node).await;
     // The stop stores the last counts.
@@ -219,8 +219,8 @@ async fn history_copy_stores_all_once_after_an_interrupted_copy() {
 
     let session = cassandra.session().await;
     let keyspace = cut_short(&node, &cassandra, &session).await.expect("a copy takes its time");
-    let said = copied(&node, &cassandra, &keyspace).await;
-    assert!(said.contains(&format!("the keyspace {keyspace} has all that")), "{said}");
+    let output = copied(&node, &cassandra, &keyspace).await;
+    assert!(output.contains(&format!("the keyspace {keyspace} has all that")), "{output}");
     assert_kept_for_their_time(&rows(&session, &keyspace).await);
 
     let target = Node::start(cassandra.store(options(), &keyspace)).await;
@@ -242,8 +242,8 @@ async fn history_copy_stores_all_once_after_an_interrupted_copy() {
     target.assert_no_panic();
 
     let there = rows(&session, &keyspace).await.len();
-    let said = copied(&node, &cassandra, &keyspace).await;
-    assert!(said.contains(" of them earlier"), "{said}");
+    let output = copied(&node, &cassandra, &keyspace).await;
+    assert!(output.contains(" of them earlier"), "{output}");
     assert_eq!(rows(&session, &keyspace).await.len(), there, "the same rows");
 }
 

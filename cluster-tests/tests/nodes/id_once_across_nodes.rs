@@ -113,7 +113,7 @@ async fn a_repeat_to_another_node_is_acknowledged_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_of_three_at_once_is_published() {
+async fn id_sent_to_all_nodes_at_once_is_published_once() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = &*cluster.nodes();
     let subscribers = receive_in_background(subscribers(nodes).await);
@@ -167,7 +167,7 @@ async fn acked_ids_are_known_to_peers_after_their_node_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_all_makes_nothing_forgotten() {
+async fn restarted_nodes_remember_the_ids_of_messages() {
     let mut cluster = Cluster::linked(2).await;
     let first = {
         let mut publisher = Socket::open(&cluster.nodes()[0], "").await;

@@ -95,7 +95,7 @@ async fn all_receive_all(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_one_call_for_many_sockets() {
+async fn node_writes_to_many_sockets_in_one_io_uring_call() {
     let node = Node::start(options("on")).await;
     if !has_rings(&node).await {
         return;
@@ -106,7 +106,7 @@ async fn by_one_call_for_many_sockets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn by_a_call_for_each_socket() {
+async fn node_without_io_uring_writes_by_a_call_per_socket() {
     let node = Node::start(options("off")).await;
     assert_eq!(node.metric(SHARDS).await, 0.0);
     assert!(!node.log().contains("io_uring"), "who has said no is not told:\n{}", node.log());
@@ -126,7 +126,7 @@ async fn node_without_permission_for_io_uring_logs_it_and_delivers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_it_fails() {
+async fn node_delivers_after_io_uring_has_failed() {
     let ring = Ring::failing();
     let node = Node::start(ring.under(options("on"))).await;
     if !has_rings(&node).await {

@@ -16,7 +16,7 @@ const ALONE: &str =
 const READABLE: &str = "cluster key file is readable by all users";
 
 fn times(node: &Node, other: &str, message: &str) -> usize {
-    peer_log_events(node).iter().filter(|(of, said)| of == other && said == message).count()
+    peer_log_events(node).iter().filter(|(of, logged)| of == other && logged == message).count()
 }
 
 async fn until_logged(nodes: &[&Node], other: &str, message: &str, count: usize) {
@@ -102,10 +102,10 @@ async fn killed_node_is_down_for_its_peers_and_rejoins() {
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     n2.kill();
     until_logged(&[n0, n1], "n2", PEER_DOWN, 1).await;
-    let said = n0.operate("GET", "/debug/members").await.json();
-    let members = said["members"].as_array().expect("a list").clone();
-    let dead = members.iter().find(|member| member["nodeId"] == "n2").expect("it is known");
-    assert_eq!((&dead["state"], &dead["ready"]), (&json!("dead"), &json!(false)), "{dead}");
+    let answer = n0.operate("GET", "/debug/members").await.json();
+    let members = answer["members"].as_array().expect("a list").clone();
+    let down = members.iter().find(|member| member["nodeId"] == "n2").expect("it is known");
+    assert_eq!((&down["state"], &down["ready"]), (&json!("dead"), &json!(false)), "{down}");
     n2.restart().await;
     until_logged(&[n0, n1], "n2", PEER_ALIVE, 2).await;
     until_logged(&[n2], "n0", PEER_ALIVE, 2).await;
@@ -160,7 +160,7 @@ async fn duplicate_node_id_stops_the_new_node_and_the_first_serves_on() {
 
 /// Also if a third node was linked to one of the two before they find each other.
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_nodes_with_one_id_that_start_at_once_one_stays() {
+async fn two_nodes_with_one_id_started_at_once_leave_one() {
     let mut cluster = Cluster::linked(1).await;
     for _ in 0..3 {
         let options = [cluster.one_more("twin"), cluster.one_more("twin")];

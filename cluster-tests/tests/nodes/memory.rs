@@ -30,12 +30,12 @@ fn options() -> NodeOptions {
     options.limit("publishes_per_second", 0).limit("controls_per_second", 0)
 }
 
-/// Starts a node that may take `room_bytes` more than at its start.
-async fn node_with_room(room_bytes: u64) -> Node {
+/// Starts a node that may take `free_bytes` more than at its start.
+async fn node_with_free_memory(free_bytes: u64) -> Node {
     let idle = Node::start(options().limit("memory_bytes", 1 << 40)).await;
     wait_until(SOON, "the node to be measured", async || idle.metric(USED).await > 0.0).await;
     let used: u64 = idle.metric(USED).await.to_string().parse().expect("whole bytes");
-    let memory = (used + room_bytes) * 100 / 90;
+    let memory = (used + free_bytes) * 100 / 90;
     drop(idle);
     let node = Node::start(options().limit("memory_bytes", memory)).await;
     assert_eq!(node.metric("fanfare_memory_max_bytes").await, memory as f64);
@@ -81,7 +81,7 @@ async fn fill(node: &Node, publisher: &mut Socket) -> (Vec<Socket>, String) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_at_memory_ceiling_are_refused_until_memory_frees() {
-    let node = node_with_room(40 * MIB).await;
+    let node = node_with_free_memory(40 * MIB).await;
     let mut reused = Connection::open(node.addr()).await.expect("a connection");
     let mut reader = open(&node).await.expect("there is room");
     reader.attach("room").await;

@@ -23,15 +23,15 @@ fn door(nodes: &[Node]) -> NodeSelector {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn they_route_resume_and_leave_among_each_other() {
+async fn nodes_of_mixed_versions_route_resume_and_leave() {
     let mut cluster = mixed(3).await;
     let nodes = cluster.nodes();
-    let said = nodes[0].operate("GET", "/debug/members").await.json();
+    let answer = nodes[0].operate("GET", "/debug/members").await.json();
     let minors = ["n1", "n2"].map(|node| {
-        let members = said["members"].as_array().expect("a list");
+        let members = answer["members"].as_array().expect("a list");
         members.iter().find(|member| member["nodeId"] == node).expect("a member")["protocolMinor"].clone()
     });
-    let own = said["node"]["protocolMinor"].as_u64().expect("a number");
+    let own = answer["node"]["protocolMinor"].as_u64().expect("a number");
     assert_eq!(minors, [json!(own + 1), json!(own)]);
 
     let mut publishers = Vec::new();

@@ -335,7 +335,7 @@ fn publishes_of_undiscovered_incarnation_are_reported_as_loss() {
 
 /// Messages under way when the node went down reached some peers and not others.
 #[tokio::test(flavor = "multi_thread")]
-async fn under_load_nothing_is_missed_silently() {
+async fn node_failure_under_load_loses_nothing_silently() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut subscribers = Subscriber::on_each(&nodes[..2], STAYED).await;

@@ -42,7 +42,7 @@ async fn assert_refused(node: &Node, request: &str, status: u16, sentence: &str,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_most_one_of_all_nodes_issues_a_token() {
+async fn nodes_issue_at_most_one_token_for_a_request() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     const ROUNDS: usize = 40;
@@ -68,7 +68,7 @@ async fn at_most_one_of_all_nodes_issues_a_token() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kill_makes_nothing_forgotten() {
+async fn nodes_remember_nonces_of_a_killed_node() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut used = Vec::new();
@@ -141,9 +141,9 @@ async fn node_restarted_beside_a_down_one_learns_nonces_from_peers() {
     let mut used = vec![assert_granted(&cluster.nodes()[1], "three nodes").await];
     let [n0, n1, n2] = cluster.nodes() else { panic!("three nodes were started") };
     n2.kill();
-    let is_dead =
+    let is_down =
         async || n0.operate("GET", "/debug/members").await.json().to_string().contains(r#""state":"dead""#);
-    wait_until(SOON, "the death to be known", is_dead).await;
+    wait_until(SOON, "the death to be known", is_down).await;
     assert_eq!(n1.stop().await.code(), Some(0));
     n1.restart().await;
     for node in [&*n0, n1] {
@@ -234,7 +234,7 @@ async fn node_with_a_wrong_clock_issues_no_tokens() {
 }
 
 #[test]
-fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
+fn majority_side_of_a_partition_alone_issues_tokens() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
@@ -250,7 +250,7 @@ fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
             used.push(assert_granted(node, "two of three").await);
         }
         // The first node learns of this nonce only after the partition.
-        let unheard = assert_granted(&nodes[1], "two of three").await;
+        let unknown = assert_granted(&nodes[1], "two of three").await;
         assert_refused(&nodes[0], &request(), 503, UNAVAILABLE, "one of three").await;
         assert_refused(&nodes[0], &used[0], 401, USED, "what it knows it says").await;
         for request in &used[1..] {
@@ -258,7 +258,7 @@ fn of_the_sides_of_a_cut_the_majority_alone_issues_tokens() {
         }
         drop(cuts);
         cluster.until_linked().await;
-        used.push(unheard);
+        used.push(unknown);
         for node in cluster.nodes() {
             assert_granted(node, "three nodes again").await;
             for request in &used {

@@ -38,11 +38,11 @@ fn cut_from(from: usize, to: usize) {
 }
 
 #[test]
-fn from_the_seed_to_another() {
+fn nodes_converge_after_one_way_cut_from_the_seed() {
     cut_from(0, 1);
 }
 
 #[test]
-fn from_another_to_the_seed() {
+fn nodes_converge_after_one_way_cut_to_the_seed() {
     cut_from(1, 0);
 }

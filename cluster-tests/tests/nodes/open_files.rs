@@ -71,7 +71,7 @@ async fn assert_serves_http(node: &Node, channel: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_the_ceiling_of_files_http_is_served_and_sockets_refused() {
+async fn node_at_file_ceiling_serves_http_and_refuses_sockets() {
     let node = Node::start(options().open_files(OPEN_FILES)).await;
     assert_eq!(node.metric("fanfare_open_files_max").await, OPEN_FILES as f64);
     assert_eq!(node.metric("fanfare_connections_max").await, SOCKETS as f64);
@@ -188,7 +188,7 @@ async fn a_connection_that_finds_no_file_is_refused_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_the_bound_of_connections_http_is_served() {
+async fn node_at_its_connection_bound_serves_http() {
     let node = Node::start(options().limit("connections", 10)).await;
     let mut sockets = fill(&node).await;
     assert_eq!(sockets.len(), 10);

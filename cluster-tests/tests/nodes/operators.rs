@@ -65,8 +65,8 @@ async fn every_metric_has_a_help_line() {
 async fn a_node_says_whom_it_knows() {
     let mut cluster = Cluster::linked(2).await;
     let [n0, n1] = cluster.nodes() else { panic!("two nodes were started") };
-    let said = n0.operate("GET", "/debug/members").await.json();
-    let (own, other) = (&said["node"], &said["members"][0]);
+    let answer = n0.operate("GET", "/debug/members").await.json();
+    let (own, other) = (&answer["node"], &answer["members"][0]);
     assert_eq!(
         (&own["nodeId"], &own["ready"], &own["draining"]),
         (&json!("n0"), &json!(true), &json!(false))
@@ -76,13 +76,13 @@ async fn a_node_says_whom_it_knows() {
     let state = ["state", "linkUp", "interestKnown", "draining"].map(|key| other[key].clone());
     assert_eq!(state, [json!("alive"), json!(true), json!(true), json!(false)], "{other}");
     let ready = async || {
-        let said = n0.operate("GET", "/debug/members").await.json();
-        said["members"][0]["ready"] == true
+        let answer = n0.operate("GET", "/debug/members").await.json();
+        answer["members"][0]["ready"] == true
     };
     wait_until(SOON, "n1 to say that it is ready", ready).await;
     let theirs = n1.operate("GET", "/debug/members").await.json();
     assert_eq!(theirs["node"]["incarnation"], other["incarnation"]);
-    assert_eq!(said["members"].as_array().map(Vec::len), Some(1));
+    assert_eq!(answer["members"].as_array().map(Vec::len), Some(1));
     assert_eq!(http::request(n0.admin(), "GET", "/debug/members", &[], "").await.status, 401);
 }
 
@@ -91,8 +91,8 @@ async fn a_node_that_stops_says_goodbye_to_the_others() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let left = async |node: &Node| {
-        let said = node.operate("GET", "/debug/members").await.json();
-        let members = said["members"].as_array().expect("a list").clone();
+        let answer = node.operate("GET", "/debug/members").await.json();
+        let members = answer["members"].as_array().expect("a list").clone();
         let other = members.into_iter().find(|member| member["nodeId"] == "n0").expect("it is known");
         (other["state"] == "left", other["linkUp"] == true, other["ready"] == true)
     };

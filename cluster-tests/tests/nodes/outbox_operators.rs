@@ -108,7 +108,7 @@ async fn running_node_shows_and_resends_its_dead_letters() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn folder_of_a_dead_node_is_drained() {
+async fn outbox_folder_of_a_killed_node_is_drained() {
     let receiver = Receiver::start().await;
     let mut node = node(&receiver).await;
     receiver.answer(Answer::Status(400));

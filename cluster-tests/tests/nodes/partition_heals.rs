@@ -22,7 +22,7 @@ const QUIET: Duration = Duration::from_secs(3);
 const ROOM: &str = "room";
 
 #[test]
-fn both_sides_serve_and_nothing_is_missed_silently() {
+fn partition_sides_serve_and_lose_nothing_silently() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
@@ -53,7 +53,7 @@ fn both_sides_serve_and_nothing_is_missed_silently() {
 }
 
 #[test]
-fn again_and_again() {
+fn repeated_partitions_lose_nothing_silently() {
     isolated(async |network| {
         let mut cluster = Cluster::apart(&network, 3).await;
         let nodes = cluster.nodes();
@@ -152,9 +152,9 @@ fn members_converge(presence_timeout: Duration, have_left: bool, crowd: usize) {
             while watcher.take_until(end).await {}
             assert_eq!(watcher.list, expected, "after {:?}", watcher.events);
         }
-        let (said, ended) = previous.to_end(SOON).await;
+        let (frames, ended) = previous.to_end(SOON).await;
         assert_eq!(
-            (&said.last().expect("it is told")["code"], ended),
+            (&frames.last().expect("it is told")["code"], ended),
             (&json!(40800), SocketEnd::Closed(4001))
         );
         for watcher in &mut watchers {
@@ -184,7 +184,7 @@ fn members_converge_after_heal_past_presence_timeout() {
 }
 
 #[test]
-fn so_are_hundreds_of_them() {
+fn hundreds_of_members_converge_after_a_partition() {
     members_converge(Duration::from_secs(1), true, 150);
 }
 
@@ -237,8 +237,8 @@ fn members_stay_until_their_node_is_down_for_all_nodes() {
         until_members_on_all(nodes, ROOM, &expected).await;
         let mut watchers = [Watcher::on(&nodes[0], ROOM).await, Watcher::on(&nodes[1], ROOM).await];
         let _cuts = network.split(&[nodes[0].host()], &[nodes[2].host()]);
-        let said = "peer is down here but alive for others: check the network between the two nodes";
-        let is_logged = async || peer_log_events(&nodes[0]).contains(&("n2".to_owned(), said.to_owned()));
+        let message = "peer is down here but alive for others: check the network between the two nodes";
+        let is_logged = async || peer_log_events(&nodes[0]).contains(&("n2".to_owned(), message.to_owned()));
         wait_until(SOON, "the cut to be noticed", is_logged).await;
         watchers[0].assert_quiet(PRESENCE_TIMEOUT + ALL_LATE).await;
         for (node, watcher) in nodes.iter().zip(&mut watchers) {

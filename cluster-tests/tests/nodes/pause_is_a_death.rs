@@ -30,15 +30,15 @@ fn split_acknowledged(acknowledged: Numbers, publishers: &[u64]) -> (Numbers, Nu
 
 /// Counts the lines of `node` with this message, about any other node.
 fn count_logged(node: &Node, message: &str) -> usize {
-    peer_log_events(node).iter().filter(|(_, said)| said == message).count()
+    peer_log_events(node).iter().filter(|(_, logged)| logged == message).count()
 }
 
 /// Gives the present incarnation of a node.
 async fn incarnation_of(node: &Node) -> Value {
     let answer = node.operate("GET", "/debug/members").await.json();
-    let run = answer["node"]["incarnation"].clone();
-    assert_ne!(run, Value::Null, "{answer}");
-    run
+    let incarnation = answer["node"]["incarnation"].clone();
+    assert_ne!(incarnation, Value::Null, "{answer}");
+    incarnation
 }
 
 /// Asserts that each subscriber has all acknowledged messages, without a reported loss.
@@ -56,12 +56,12 @@ async fn assert_nothing_lost(cluster: &mut Cluster, publishers: Publishers, subs
 }
 
 async fn until_logged(node: &Node, of: &str, message: &str) {
-    let is_said = || peer_log_events(node).iter().any(|(other, said)| other == of && said == message);
-    wait_until(SOON, message, async || is_said()).await;
+    let is_logged = || peer_log_events(node).iter().any(|(other, logged)| other == of && logged == message);
+    wait_until(SOON, message, async || is_logged()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_missed_silently_and_nothing_comes_twice() {
+async fn stalled_node_delivers_nothing_twice_or_missed_silently() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let mut subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
@@ -95,22 +95,22 @@ async fn nothing_is_missed_silently_and_nothing_comes_twice() {
 
 /// Each time peers declare the node down, and another node is stalled before the cluster has fully recovered.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_after_the_other_and_again() {
+async fn nodes_stalled_in_turn_lose_nothing_silently() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
     let mut places: Vec<_> = subscribers.into_iter().map(|subscriber| vec![subscriber]).collect();
     let mut publishers = publishers(nodes).await;
-    let mut runs = [0; 3];
+    let mut restarts = [0; 3];
     for (round, at) in [2, 0, 2, 1].into_iter().enumerate() {
         let paused = &nodes[at];
         // A node that has restarted in place may not have found the stalled one yet.
-        let deaths = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], PEER_DOWN));
-        let before = deaths();
+        let down_counts = || [1, 2].map(|next| count_logged(&nodes[(at + next) % 3], PEER_DOWN));
+        let before = down_counts();
         paused.pause();
-        wait_until(SOON, "its death", async || deaths() != before).await;
-        runs[at] += 1;
-        paused.resume_until_restarted(runs[at]).await;
+        wait_until(SOON, "its death", async || down_counts() != before).await;
+        restarts[at] += 1;
+        paused.resume_until_restarted(restarts[at]).await;
         for previous in std::mem::take(&mut places[at]) {
             let name = format!("{}, back in round {round}", previous.name);
             places[at].push(Subscriber::after(paused, &name, previous.leave().await).await);
@@ -173,7 +173,7 @@ async fn all_nodes_stalled_at_once_restart_without_silent_loss() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_short_pause_is_no_death() {
+async fn node_stalled_briefly_is_not_down() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     let subscribers = Subscriber::on_each(nodes, "there from the beginning").await;
@@ -283,7 +283,7 @@ fn publish_request(key: &str) -> String {
 
 /// The node was draining, so it begins no new incarnation, and hands off nothing more.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_was_leaving_ends() {
+async fn node_stalled_during_its_drain_ends() {
     let mut cluster = Cluster::linked(2).await;
     let nodes = cluster.nodes();
     // So many clients that some are still connected when the stall ends.
@@ -298,7 +298,7 @@ async fn one_that_was_leaving_ends() {
     nodes[1].pause();
     nodes[1].until_stalled_for_long().await;
     nodes[1].resume();
-    ends_dead(&mut nodes[1]).await;
+    assert_fails_undrained(&mut nodes[1]).await;
 }
 
 /// A supervisor asks the stalled process to stop.
@@ -310,11 +310,11 @@ async fn node_asked_to_leave_during_a_stall_ends() {
         node.until_stalled_for_long().await;
         node.terminate();
         node.resume();
-        ends_dead(node).await;
+        assert_fails_undrained(node).await;
     }
 }
 
-async fn ends_dead(node: &mut Node) {
+async fn assert_fails_undrained(node: &mut Node) {
     assert_eq!(node.ended().await.code(), Some(1));
     wait_until(SOON, "why it ended", async || {
         node.log().contains("process stalled before the drain was finished")

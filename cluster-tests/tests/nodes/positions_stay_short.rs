@@ -7,13 +7,13 @@ use serde_json::json;
 const INCARNATIONS: usize = 4;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn runs_that_are_long_gone_stand_in_none() {
+async fn positions_leave_out_long_retired_incarnations() {
     let mut cluster = Cluster::linked_with(2, |options| options.limit("resume_window_ms", 500)).await;
     let mut subscriber = Socket::open(&cluster.nodes()[0], "").await;
     subscriber.attach("room").await;
-    for run in 0..INCARNATIONS {
-        Socket::open(&cluster.nodes()[1], "").await.publish("room", json!({"data": run})).await;
-        assert_eq!(subscriber.message("room").await["messages"][0]["data"], run);
+    for number in 0..INCARNATIONS {
+        Socket::open(&cluster.nodes()[1], "").await.publish("room", json!({"data": number})).await;
+        assert_eq!(subscriber.message("room").await["messages"][0]["data"], number);
         cluster.nodes()[1].restart().await;
         cluster.until_linked().await;
     }

@@ -196,7 +196,7 @@ async fn node_joined_before_down_is_noticed_knows_resuming_members() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn so_it_does_when_the_dead_one_runs_again() {
+async fn member_of_killed_node_leaves_though_the_node_restarts() {
     let mut cluster = Cluster::linked(2).await;
     let before = member(&cluster.nodes()[1], 1).await;
     until_members_on_all(cluster.nodes(), "room", &["member-1"]).await;

@@ -29,7 +29,7 @@ async fn assert_lost(nodes: &[Node], before: &[&str], now: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_node_that_lost_it_has_it_soon_and_shows_it() {
+async fn node_that_lost_a_presence_change_recovers_it() {
     let mut cluster = lossy().await;
     let nodes = cluster.nodes();
     let mut watchers = [Watcher::on(&nodes[1], LOSSY).await, Watcher::on(&nodes[2], LOSSY).await];

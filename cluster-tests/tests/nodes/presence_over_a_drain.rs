@@ -106,7 +106,7 @@ async fn member_that_resumes_in_presence_timeout_of_drain_never_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_drains_one_after_the_other_are_not_seen_either() {
+async fn watchers_see_no_change_over_two_drains_in_turn() {
     let mut cluster = three().await;
     let nodes = cluster.nodes();
     let members = members_on(&nodes[0]).await;

@@ -24,17 +24,17 @@ async fn open(node: &Node, client_id: &str) -> Socket {
     Socket::open(node, &format!("?clientId={client_id}")).await
 }
 
-async fn present(socket: &mut Socket, action: &str, room: &str, data: Value) {
-    let answer = socket.ask(json!({"op": 12, "channel": room, "action": action, "data": data})).await;
+async fn present(socket: &mut Socket, action: &str, channel: &str, data: Value) {
+    let answer = socket.ask(json!({"op": 12, "channel": channel, "action": action, "data": data})).await;
     assert_eq!(answer["op"], 1, "{answer}");
 }
 
 /// A connection that is a member of both rooms.
 async fn member(node: &Node, client_id: &str) -> Socket {
     let mut socket = open(node, client_id).await;
-    for room in ROOMS {
-        present(&mut socket, "enter", room, json!(1)).await;
-        present(&mut socket, "update", room, json!({"of": client_id})).await;
+    for channel in ROOMS {
+        present(&mut socket, "enter", channel, json!(1)).await;
+        present(&mut socket, "update", channel, json!({"of": client_id})).await;
     }
     socket
 }
@@ -52,10 +52,11 @@ async fn back(node: &Node, client_id: &str, previous: &Socket) -> Socket {
 async fn watcher(node: &Node) -> (Socket, Vec<Vec<Value>>) {
     let mut socket = Socket::open(node, "").await;
     let mut lists = Vec::new();
-    for room in ROOMS {
+    for channel in ROOMS {
         let mut members = Vec::new();
-        if socket.attach(room).await["presence"] == true {
-            let page = socket.find("the list", |frame| frame["op"] == 14 && frame["channel"] == room).await;
+        if socket.attach(channel).await["presence"] == true {
+            let page =
+                socket.find("the list", |frame| frame["op"] == 14 && frame["channel"] == channel).await;
             assert_eq!(page["more"], false);
             members.extend(page["members"].as_array().expect("members").iter().cloned());
         }
@@ -71,13 +72,13 @@ async fn events(watcher: &mut Socket) -> [String; 2] {
         let frame = watcher.find("a presence event", |frame| frame["op"] == 12).await;
         let event = &frame["presence"][0];
         let (action, name) = (event["action"].as_str(), event["clientId"].as_str());
-        let room = frame["channel"].as_str().map(str::to_owned);
+        let channel = frame["channel"].as_str().map(str::to_owned);
         let text = [action, name].map(Option::unwrap_or_default).join(" ");
-        seen.push((room, format!("{text} {}", event["data"])));
+        seen.push((channel, format!("{text} {}", event["data"])));
     }
     seen.sort();
-    let rooms: Vec<_> = seen.iter().filter_map(|(room, _)| room.as_deref()).collect();
-    assert_eq!(rooms, ["off:room", "room"]);
+    let channels: Vec<_> = seen.iter().filter_map(|(channel, _)| channel.as_deref()).collect();
+    assert_eq!(channels, ["off:room", "room"]);
     [seen[0].1.clone(), seen[1].1.clone()]
 }
 
@@ -88,14 +89,14 @@ async fn get(node: &Node, path: &str) -> Value {
     answer.json()
 }
 
-async fn members(node: &Node, room: &str) -> Vec<Value> {
-    let path = format!("/api/channels/{}/presence", fanfare_proto::path::encode_channel(room));
+async fn members(node: &Node, channel: &str) -> Vec<Value> {
+    let path = format!("/api/channels/{}/presence", fanfare_proto::path::encode_channel(channel));
     get(node, &path).await["members"].as_array().expect("members").clone()
 }
 
 /// Gives the stored events of a name, oldest first, as action and data.
-async fn stored(node: &Node, room: &str, client_id: &str) -> Vec<String> {
-    let path = format!("/api/channels/{}/presence/history", fanfare_proto::path::encode_channel(room));
+async fn stored(node: &Node, channel: &str, client_id: &str) -> Vec<String> {
+    let path = format!("/api/channels/{}/presence/history", fanfare_proto::path::encode_channel(channel));
     let body = get(node, &format!("{path}?direction=forwards")).await;
     let events = body["events"].as_array().expect("events").iter();
     let events = events.filter(|event| event["clientId"] == client_id);
@@ -137,15 +138,15 @@ async fn come_back_or_leave(is_killed: bool) {
         assert_eq!((after.len(), lists.concat().len()), (there, there));
         assert!(!is_bob_there || after == before, "names, connections, data and times are as before");
         ann = back(&node, "ann", &ann).await;
-        for room in ROOMS {
-            present(&mut ann, "enter", room, json!({"of": "ann"})).await;
+        for channel in ROOMS {
+            present(&mut ann, "enter", channel, json!({"of": "ann"})).await;
         }
         if is_bob_there {
             let left = r#"leave bob {"of":"bob"}"#;
             assert_eq!(events(&mut watcher).await, [left, left], "and nothing of ann before");
         }
-        for room in ROOMS {
-            present(&mut ann, "update", room, json!({"of": "ann"})).await;
+        for channel in ROOMS {
+            present(&mut ann, "update", channel, json!({"of": "ann"})).await;
         }
         let updated = r#"update ann {"of":"ann"}"#;
         assert_eq!(events(&mut watcher).await, [updated, updated], "the grace is over, and she is there");
@@ -160,8 +161,8 @@ async fn come_back_or_leave(is_killed: bool) {
         ["enter 1".into()].into_iter().chain(updates()).chain([format!("leave {ann}")]).collect();
     assert_eq!(of_ann, expected);
     assert_eq!(of_bob, ["enter 1".into(), format!("update {bob}"), format!("leave {bob}")]);
-    for room in ROOMS {
-        assert_eq!(members(&node, room).await, Vec::<Value>::new(), "who has left is not there again");
+    for channel in ROOMS {
+        assert_eq!(members(&node, channel).await, Vec::<Value>::new(), "who has left is not there again");
     }
     assert_eq!(get(&node, "/api/channels/off%3Aroom/presence/history").await["events"], json!([]));
     node.assert_well().await;
@@ -182,8 +183,8 @@ async fn leave_is_stored_once_over_repeated_kills_of_the_node() {
     let mut ann = back(&node, "ann", &ann).await;
     let left = r#"leave bob {"of":"bob"}"#;
     assert_eq!(events(&mut watcher).await, [left, left]);
-    for room in ROOMS {
-        present(&mut ann, "update", room, json!({"of": "ann"})).await;
+    for channel in ROOMS {
+        present(&mut ann, "update", channel, json!({"of": "ann"})).await;
     }
     let updated = r#"update ann {"of":"ann"}"#;
     assert_eq!(events(&mut watcher).await, [updated, updated], "she was away over two kills");
@@ -241,8 +242,8 @@ async fn member_that_no_key_lets_be_present_leaves_at_once_at_restart() {
     for key in ["k1", "k2", "k3"] {
         let authorization = http::basic(&format!("secret.{key}"));
         let mut socket = Socket::open_as(&node, &format!("?clientId={key}"), &authorization).await;
-        for room in ["room", "hall"] {
-            present(&mut socket, "enter", room, json!(key)).await;
+        for channel in ["room", "hall"] {
+            present(&mut socket, "enter", channel, json!(key)).await;
         }
         sockets.push(socket);
     }
@@ -308,7 +309,7 @@ async fn restart_without_a_store_forgets_all_members() {
     let mut node = Node::start(options().environment("FANFARE_STORE", "none")).await;
     let _ann = member(&node, "ann").await;
     node.restart().await;
-    for room in ROOMS {
-        assert_eq!(members(&node, room).await, Vec::<Value>::new());
+    for channel in ROOMS {
+        assert_eq!(members(&node, channel).await, Vec::<Value>::new());
     }
 }

@@ -159,7 +159,7 @@ async fn headers_are_bounded_in_time_and_size() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_silent_is_taken_for_dead() {
+async fn client_silent_beyond_the_heartbeat_timeout_is_closed() {
     // The timeout is 2 × 500 ms + 10 s.
     let node = Node::start(NodeOptions::default().limit("heartbeat_ms", 500)).await;
     let mut silent = Socket::open(&node, "").await;

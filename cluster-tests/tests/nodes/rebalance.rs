@@ -31,8 +31,8 @@ async fn connections(node: &Node) -> f64 {
 
 async fn until_others_are_ready(node: &Node) {
     let are_ready = async || {
-        let said = node.operate("GET", "/debug/members").await.json();
-        said["members"].as_array().expect("a list").iter().all(|member| member["ready"] == true)
+        let answer = node.operate("GET", "/debug/members").await.json();
+        answer["members"].as_array().expect("a list").iter().all(|member| member["ready"] == true)
     };
     wait_until(SOON, "the others to be heard of as ready", are_ready).await;
 }
@@ -49,11 +49,14 @@ async fn a_part_of_the_clients_comes_back_to_the_node_that_was_added() {
     until_others_are_ready(&nodes[0]).await;
     // A balancer sends clients to the node with the fewest connections.
     proxy.turn_to(nodes[2].addr());
-    let said = nodes[0].operate("POST", "/rebalance").await;
-    assert_eq!(said.status, 200);
-    let said = said.json();
-    let number = |key: &str| said[key].as_u64().expect("a number");
-    assert_eq!(said, serde_json::json!({"connections": CLIENTS, "mean": CLIENTS / 3, "asked": CLIENTS / 4}));
+    let answer = nodes[0].operate("POST", "/rebalance").await;
+    assert_eq!(answer.status, 200);
+    let answer = answer.json();
+    let number = |key: &str| answer[key].as_u64().expect("a number");
+    assert_eq!(
+        answer,
+        serde_json::json!({"connections": CLIENTS, "mean": CLIENTS / 3, "asked": CLIENTS / 4})
+    );
     let (asked, left) = (number("asked") as f64, (CLIENTS as u64 - number("asked")) as f64);
     wait_until(SOON, "those that were asked to come back there", async || {
         connections(&nodes[0]).await == left && connections(&nodes[2]).await == asked
@@ -74,8 +77,8 @@ async fn a_node_without_memory_for_more_gets_no_client() {
     let proxy = Proxy::to(node.addr()).await;
     let _clients = clients(proxy.url(), node.key()).await;
     until_others_are_ready(node).await;
-    let said = node.operate("POST", "/rebalance").await.json();
-    assert_eq!(said, serde_json::json!({"connections": CLIENTS, "mean": CLIENTS, "asked": 0}));
+    let answer = node.operate("POST", "/rebalance").await.json();
+    assert_eq!(answer, serde_json::json!({"connections": CLIENTS, "mean": CLIENTS, "asked": 0}));
 }
 
 /// All clients are on the first of two nodes behind a balancer when the second one restarts. Gives the connections of

@@ -158,7 +158,7 @@ async fn good_token_requests_pass_beside_a_flood_of_bad_ones() {
 async fn a_token_is_inspected_without_a_node() {
     let node = node().await;
     let folder = node.data_dir().display().to_string();
-    for (key, age_s, code, said) in [
+    for (key, age_s, code, message) in [
         (KEY, 0, 0, " good"),
         (KEY, 4000, 1, "expired"),
         ("wrong.k1", 0, 1, "bad_signature"),
@@ -167,9 +167,9 @@ async fn a_token_is_inspected_without_a_node() {
         let directory = format!("{folder}/directory.toml");
         let token = token(key, age_s);
         let mut command = RunningCommand::start(&["token", "inspect", &token, "--directory", &directory]);
-        assert_eq!(command.ended().await.code(), Some(code), "{said}");
+        assert_eq!(command.ended().await.code(), Some(code), "{message}");
         let all = || [command.stdout(), command.stderr()].concat().join("\n");
-        wait_until(SOON, said, async || all().contains(said)).await;
+        wait_until(SOON, message, async || all().contains(message)).await;
         let all = all();
         assert!(
             !all.contains(&token) && !all.contains("secret-of-2") && !all.contains("top-secret"),

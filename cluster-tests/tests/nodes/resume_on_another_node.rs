@@ -246,8 +246,8 @@ async fn check_rewind_from_peer(is_at_once: bool) {
         assert_receives(&mut attach_back(n2, "10").await.0, &[0, 1, 2]).await;
     }
     for node in [&*n1, &*n2] {
-        let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == "n0" && said == PEER_DOWN);
-        wait_until(SOON, "the death to be known", async || is_dead()).await;
+        let is_down = || peer_log_events(node).iter().any(|(of, message)| of == "n0" && message == PEER_DOWN);
+        wait_until(SOON, "the death to be known", async || is_down()).await;
     }
     let (mut all, attached) = attach_back(n2, "10").await;
     assert_eq!(attached["warning"], "rewind was cut: the channel keeps no history");
@@ -363,7 +363,7 @@ async fn session_resumes_on_nodes_started_after_its_own_node_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_two_that_take_a_connection_up_at_once_one_has_it() {
+async fn session_taken_over_twice_at_once_has_one_owner() {
     let mut cluster = Cluster::linked(3).await;
     let nodes = cluster.nodes();
     for _ in 0..10 {

@@ -39,8 +39,8 @@ async fn publishers(nodes: &[Node]) -> Publishers {
 }
 
 async fn until_down(node: &Node, other: &str) {
-    let is_dead = || peer_log_events(node).iter().any(|(of, said)| of == other && said == PEER_DOWN);
-    wait_until(SOON, "the death to be known", async || is_dead()).await;
+    let is_down = || peer_log_events(node).iter().any(|(of, message)| of == other && message == PEER_DOWN);
+    wait_until(SOON, "the death to be known", async || is_down()).await;
 }
 
 async fn attach(node: &Node, channel: &str, how: &Value) -> (Socket, Value) {
@@ -117,7 +117,7 @@ async fn last_acknowledged_messages_are_read_on_another_node() {
     acknowledged_last(cluster).await;
 }
 
-async fn subscriber_of_a_dead_node(mut cluster: Cluster) {
+async fn assert_nothing_missed_after_kill(mut cluster: Cluster) {
     let nodes = cluster.nodes();
     let subscriber = Subscriber::on(&nodes[0], "on the node that dies").await;
     let publishers = publishers(nodes).await;
@@ -135,16 +135,16 @@ async fn subscriber_of_a_dead_node(mut cluster: Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn under_load_the_only_subscriber_of_a_dead_node_misses_nothing() {
+async fn only_subscriber_of_killed_node_misses_nothing_under_load() {
     let Some(cluster) = cluster(3).await else { return };
-    subscriber_of_a_dead_node(cluster).await;
+    assert_nothing_missed_after_kill(cluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_hold_over_three_nodes_of_the_database() {
+async fn resume_misses_nothing_over_three_nodes_of_the_database() {
     let Some(cassandra) = Cassandra::of(3) else { return };
     acknowledged_last(cluster_over(&cassandra, 3).await).await;
-    subscriber_of_a_dead_node(cluster_over(&cassandra, 3).await).await;
+    assert_nothing_missed_after_kill(cluster_over(&cassandra, 3).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -297,7 +297,7 @@ async fn failure_of_a_node_with_other_rules_gets_resumed_false() {
 
 /// Each of the other nodes may make the leave.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_leave_of_a_dead_nodes_member_is_one_row() {
+async fn leave_of_a_down_nodes_member_is_stored_once() {
     let Some(cassandra) = Cassandra::shared() else { return };
     let keyspace = cassandra.keyspace();
     let short =
@@ -337,7 +337,7 @@ async fn the_leave_of_a_dead_nodes_member_is_one_row() {
 
 /// Clients move between nodes, some of which are killed and restarted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_storm_of_moves_and_deaths() {
+async fn clients_moving_among_failing_nodes_miss_nothing() {
     let Some(mut cluster) = cluster(3).await else { return };
     let mut clients = Subscriber::on_each(cluster.nodes(), "moves").await;
     let mut publishers = publishers(cluster.nodes()).await;

@@ -271,7 +271,7 @@ async fn a_nonce_is_taken_once_over_all_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn counts_of_all_nodes_add_up_and_those_of_a_dead_node_stay() {
+async fn counts_of_nodes_add_up_and_those_of_a_down_node_stay() {
     let Some(cassandra) = Cassandra::shared() else { return };
     counts(&cassandra).await;
 }
@@ -283,7 +283,7 @@ async fn presence_event_is_stored_once_by_the_node_of_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_of_that_holds_over_three_nodes_of_the_database() {
+async fn store_rules_hold_over_three_nodes_of_the_database() {
     let Some(cassandra) = Cassandra::of(3) else { return };
     stored_once(&cassandra).await;
     read_at_once(&cassandra).await;

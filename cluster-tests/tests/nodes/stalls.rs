@@ -154,7 +154,7 @@ async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
         nodes[0].pause();
         let length = Duration::from_millis(*stop_ms);
         let until = Instant::now() + length;
-        let is_dead = *stop_ms >= 2_000;
+        let restarts = *stop_ms >= 2_000;
         let publishing = async {
             loop {
                 publisher.publish().await;
@@ -169,7 +169,7 @@ async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
             nodes[0].resume();
         };
         tokio::join!(publishing, resuming);
-        if is_dead {
+        if restarts {
             times += 1;
             nodes[0].until_restarted(times).await;
             for frame in reader.socket.to_end(SOON).await.0 {
@@ -183,20 +183,20 @@ async fn order_holds(cluster: &mut Cluster, stops_ms: &[u64]) -> Reader {
     reader
 }
 
-async fn order_holds_over_deaths(mut cluster: Cluster) {
+async fn assert_order_over_restarts(mut cluster: Cluster) {
     let reader = order_holds(&mut cluster, &[4_000, 4_000, 4_000]).await;
     assert!(reader.faults.is_empty(), "{:?} in {:?}", reader.faults, reader.frames);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_node_delivers_acknowledged_messages_in_order() {
-    order_holds_over_deaths(Cluster::linked(3).await).await;
+    assert_order_over_restarts(Cluster::linked(3).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopped_node_over_scylla_delivers_acknowledged_in_order() {
     let Some(cluster) = over_cassandra().await else { return };
-    order_holds_over_deaths(cluster).await;
+    assert_order_over_restarts(cluster).await;
 }
 
 /// Checks the order over stalls that are shorter than the wait for a peer ack, so that the second node gets no message

@@ -32,7 +32,7 @@ async fn a_node_that_is_not_ready_in_time_is_ended() {
         .environment("FANFARE_CLUSTER_KEY_FILE", &key.path().to_string_lossy())
         .environment("FANFARE_SEED", "127.0.0.1:1");
     let started = AssertUnwindSafe(Node::start_within(TOO_SHORT, options)).catch_unwind().await;
-    let said = started.err().expect("it is not ready").downcast::<String>().expect("a text");
-    assert!(said.ends_with("in vain for the node to be ready"), "{said}");
+    let message = started.err().expect("it is not ready").downcast::<String>().expect("a text");
+    assert!(message.ends_with("in vain for the node to be ready"), "{message}");
     assert!(!is_running(&format!("FANFARE_NODE_ID={node_id}")), "it still runs");
 }

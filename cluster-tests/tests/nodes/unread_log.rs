@@ -29,13 +29,13 @@ async fn serves_and_stops(level: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_trace_it_serves_and_stops() {
+async fn node_with_unread_trace_log_serves_and_stops() {
     serves_and_stops("trace").await;
 }
 
 /// The node logs little more at this level than its stop.
 #[tokio::test(flavor = "multi_thread")]
-async fn at_info_it_stops() {
+async fn node_with_unread_info_log_stops() {
     let mut node = Node::start(NodeOptions::default().unread()).await;
     node.signal_in_vain();
     node.assert_well().await;
@@ -44,7 +44,7 @@ async fn at_info_it_stops() {
 
 /// The node reports the failure to the same full pipe.
 #[tokio::test(flavor = "multi_thread")]
-async fn one_that_fails_ends() {
+async fn failing_node_with_unread_log_ends() {
     let mut node = Node::start(NodeOptions::default().unread()).await;
     let mut client = Socket::open(&node, "").await;
     client.attach("room").await;

@@ -318,10 +318,10 @@ fn a_change_of_what_channels_keep_is_counted_and_no_other_is() {
     fs::write(&path, text(&[("one", on)], "k1")).expect("a temporary file");
     let accounts = Accounts::open(&path, 72).expect("a good directory");
     let (announced, current) = (Arc::new(Mutex::new(Vec::new())), Arc::downgrade(&accounts));
-    let tell = Arc::clone(&announced);
+    let record = Arc::clone(&announced);
     accounts.before_policy_change(move |policies| {
         let generation = current.upgrade().expect("it is being read again").generation();
-        tell.lock().push((generation, policies));
+        record.lock().push((generation, policies));
     });
     for (now, key, changes, is_announced) in [
         (&[("one", on)][..], "k2", 0, false),

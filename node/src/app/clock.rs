@@ -58,7 +58,7 @@ pub(super) fn begin(clock: &Clock, data_dir: &Path, hold_ms: u64, tasks: &Tasks)
         let by_s = (stored_ms - now_ms) / 1_000;
         tracing::warn!(by_s, "newest stored row is ahead of the system clock");
     }
-    tell(&ClockState::default(), &clock.state(), hold_ms);
+    log_change(&ClockState::default(), &clock.state(), hold_ms);
     let keeper = Arc::new(ClockRecorder { clock: clock.clone(), data_dir: data_dir.to_owned(), boot });
     keeper.keep();
     tasks.spawn("clock", OnStop::Cancel, watch(keeper, hold_ms));
@@ -79,7 +79,7 @@ async fn watch(keeper: Arc<ClockRecorder>, hold_ms: u64) {
         tokio::time::sleep(LOOK_EVERY).await;
         since_kept += LOOK_EVERY;
         let state = clock.state();
-        tell(&before, &state, hold_ms);
+        log_change(&before, &state, hold_ms);
         if since_kept >= KEEP_EVERY || before.apart.is_some() != state.apart.is_some() {
             since_kept = Duration::ZERO;
             let keeper = Arc::clone(&keeper);
@@ -96,7 +96,7 @@ pub(super) fn is_apart(clock: &Clock) -> bool {
 }
 
 /// Logs a change of the clock state.
-fn tell(before: &ClockState, state: &ClockState, hold_ms: u64) {
+fn log_change(before: &ClockState, state: &ClockState, hold_ms: u64) {
     let steps = state.steps - before.steps;
     STEPS.increment(steps);
     let hold_s = hold_ms / 1_000;

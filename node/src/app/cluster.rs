@@ -314,12 +314,12 @@ fn of_store<T: Send + 'static>(
     failing: &'static str,
     answer: BoxFuture<'static, Result<T, StoreError>>,
 ) -> NodeFuture<Option<T>> {
-    let tell = move |error: &StoreError| match error {
+    let log_error = move |error: &StoreError| match error {
         // Peers may not have heard yet that this node stops.
         StoreError::ShutDown => tracing::debug!(%error, "{failing}"),
         error => tracing::warn!(%error, "{failing}"),
     };
-    Box::pin(async move { answer.await.inspect_err(tell).ok() })
+    Box::pin(async move { answer.await.inspect_err(log_error).ok() })
 }
 
 /// Hands messages that only this node may have to the peers, as far as the time allows.

@@ -90,7 +90,7 @@ impl Operators {
         let [measured, outbox, ready, drain, members, backup, rebalance] = [(); 7].map(|()| Arc::clone(self));
         AdminState {
             metrics: Arc::new(move || {
-                measured.tell_waiting();
+                measured.set_waiting_gauges();
                 metrics.render()
             }),
             token: Arc::new(token),
@@ -123,7 +123,7 @@ impl Operators {
             let (operators, facts, members) = (Arc::clone(self), membership.facts(), membership.members());
             let seeds = config.seeds.join(",");
             tasks.spawn("readiness", OnStop::Cancel, async move {
-                tell_ready(|| (operators.has_met)(), &facts).await;
+                announce_ready(|| (operators.has_met)(), &facts).await;
                 let is_alone = members.borrow().0.is_empty();
                 if is_alone && seeds.is_empty() {
                     tracing::info!("no seeds configured: serving as a single node");
@@ -201,14 +201,14 @@ impl Operators {
     }
 
     /// Sets the gauges; to be called every few seconds.
-    pub(super) fn tell(&self) {
+    pub(super) fn set_gauges(&self) {
         self.files.set_gauges();
         Degradation::set_gauges(&self.degradations());
-        self.tell_waiting();
+        self.set_waiting_gauges();
     }
 
     /// Sets the gauges of waiting work, which are computed at each scrape.
-    fn tell_waiting(&self) {
+    fn set_waiting_gauges(&self) {
         let is_draining = self.draining.load(Ordering::Relaxed);
         let to_move = if is_draining { self.shards.connection_count() } else { 0 };
         metrics::gauge!("fanfare_draining").set(u8::from(is_draining));
@@ -262,7 +262,7 @@ impl Operators {
 }
 
 /// Announces readiness once the node has met its peers.
-async fn tell_ready(has_met: impl Fn() -> bool, facts: &watch::Sender<Facts>) {
+async fn announce_ready(has_met: impl Fn() -> bool, facts: &watch::Sender<Facts>) {
     while !has_met() {
         tokio::time::sleep(READY_LOOK).await;
     }
@@ -301,7 +301,7 @@ mod tests {
                 looks.set(looks.get() + 1);
                 looks.get() > 2
             };
-            tell_ready(has_met, &facts).await;
+            announce_ready(has_met, &facts).await;
             assert_eq!(receiver.borrow().ready, !draining);
         }
     }

@@ -37,7 +37,7 @@ pub(super) async fn follow(
         let there = || now.0.iter().filter(is_there);
         there().filter_map(|member| member.facts.peer.as_deref()).for_each(|name| names.look_up(name));
         let mut failed = HashSet::new();
-        tell(&routing, &now, &names);
+        update_routing(&routing, &now, &names);
         loop {
             tokio::select! {
                 changed = members.changed() => match changed {
@@ -47,7 +47,7 @@ pub(super) async fn follow(
                 (name, found) = names.next_answer() => match found {
                     Ok(()) => {
                         logged.remove(&name);
-                        tell(&routing, &now, &names);
+                        update_routing(&routing, &now, &names);
                     }
                     Err(error) if named.contains(&*name) => {
                         // A lasting failure is logged once, not for each attempt.
@@ -76,7 +76,7 @@ fn has_ended(routing: &Routing, member: &ClusterMember) -> bool {
     !is_seen && !routing.is_known(member.incarnation)
 }
 
-fn tell(routing: &Routing, members: &ClusterMembers, names: &DnsCache) {
+fn update_routing(routing: &Routing, members: &ClusterMembers, names: &DnsCache) {
     let all = || members.0.iter();
     let peers = all().filter(|member| !has_ended(routing, member)).filter_map(
         |ClusterMember { node_id, incarnation, gossip, facts, .. }| {
@@ -94,8 +94,8 @@ fn tell(routing: &Routing, members: &ClusterMembers, names: &DnsCache) {
     let ready = survivors.clone().filter(|member| member.facts.ready).map(|member| member.incarnation);
     routing.set_survivors(survivors.map(|member| member.incarnation).collect(), ready.collect());
     routing.set_peers(peers, alive.map(|member| member.incarnation).collect());
-    let not_dead = all().filter(|member| member.state != LivenessState::Down);
-    routing.count_members(&not_dead.map(|member| member.incarnation).collect::<Vec<_>>());
+    let not_down = all().filter(|member| member.state != LivenessState::Down);
+    routing.count_members(&not_down.map(|member| member.incarnation).collect::<Vec<_>>());
     let statuses =
         all().map(|ClusterMember { incarnation, facts, state, is_seen_by_others, .. }| GossipStatus {
             incarnation: *incarnation,

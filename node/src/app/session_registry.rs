@@ -31,17 +31,17 @@ pub(super) fn open(
     let previous = PreviousIncarnation::with_passed_ms(previous);
     let previous = previous.map(|(followed, passed_ms)| (followed.incarnation, passed_ms)).collect();
     let handles = shards.handles();
-    let identities =
+    let session_registry =
         SessionRegistry::new(keys, hub.incarnation(), previous, handles, clock.clone(), &config.limits);
-    let Some((_, routing)) = cluster else { return Ok(Arc::new(identities)) };
+    let Some((_, routing)) = cluster else { return Ok(Arc::new(session_registry)) };
     let window = Duration::from_millis(config.limits.resume_window_ms);
     let peers = Arc::clone(routing);
-    let identities =
-        Arc::new(identities.with_peer_incarnations(Box::new(move |incarnation| {
+    let session_registry =
+        Arc::new(session_registry.with_peer_incarnations(Box::new(move |incarnation| {
             peers.incarnation_status(incarnation, window)
         })));
-    routing.set_connections(Arc::clone(&identities) as Arc<dyn PeerSessionHandler>);
-    Ok(identities)
+    routing.set_connections(Arc::clone(&session_registry) as Arc<dyn PeerSessionHandler>);
+    Ok(session_registry)
 }
 
 impl PeerSessionHandler for SessionRegistry {

@@ -31,7 +31,7 @@ pub(super) fn begin(
     operators: &Arc<Operators>,
 ) {
     telemetry::measure_process();
-    operators.tell();
+    operators.set_gauges();
     tasks.spawn("memory", OnStop::Cancel, operators.memory().watch());
     tasks.spawn("metrics upkeep", OnStop::Cancel, measure(metrics, Arc::clone(operators)));
     tasks.spawn("directory", OnStop::Cancel, accounts.watch());
@@ -73,7 +73,7 @@ async fn measure(metrics: PrometheusHandle, operators: Arc<Operators>) {
         telemetry::log_held_back();
         telemetry::count_dropped_lines();
         telemetry::measure_process();
-        operators.tell();
+        operators.set_gauges();
     }
 }
 

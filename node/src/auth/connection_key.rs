@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn while_secrets_change_each_opens_what_the_other_seals() {
+    fn nodes_open_each_others_keys_while_secrets_change() {
         let earlier = ConnectionKeys::new(&[1; 32]).opening(&[2; 32]);
         let later = ConnectionKeys::new(&[2; 32]).opening(&[1; 32]);
         let all = owner("acme", "all");

@@ -64,7 +64,7 @@ async fn backed_up(config: &Config, target: BackupDestination) -> Result<Command
     };
     let text = format!("backup of {}", described(&summary));
     match target {
-        BackupDestination::Stdout => output::tell(&text),
+        BackupDestination::Stdout => output::report(&text),
         BackupDestination::Special(_) | BackupDestination::File { .. } => {
             return output::print(&format!("{text}\n"));
         }
@@ -270,7 +270,7 @@ pub(super) fn restore(config: &Config, matches: &ArgMatches) -> Result<CommandOu
     }
     let restored = with_progress(|on_progress| app::restore(config, from, on_progress));
     let summary = restored.map_err(|error| Failure::because("restore", &error))?;
-    output::tell(&format!(
+    output::report(&format!(
         "tokens that were revoked after {} are good again here: revoke them once more when the node runs",
         date(summary.header.taken_ms)
     ));

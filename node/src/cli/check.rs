@@ -17,7 +17,7 @@ use super::output;
 
 pub(super) fn run(loaded: LoadedConfig) -> Result<CommandOutcome, Failure> {
     let (config, warnings) = accepted(loaded)?;
-    tell(&warnings);
+    report(&warnings);
     let file = config.config_file.as_ref().map_or_else(String::new, |file| format!(" of {}", file.display()));
     output::print(&format!("the configuration{file} is good\n"))
 }
@@ -36,7 +36,7 @@ pub(super) fn settings(loaded: LoadedConfig) -> Result<Config, Failure> {
     if !loaded.mistakes.is_empty() {
         return Err(refused(&loaded.mistakes, &loaded.warnings));
     }
-    tell(&loaded.warnings);
+    report(&loaded.warnings);
     Ok(loaded.config)
 }
 
@@ -51,8 +51,8 @@ fn warning(warning: &ConfigMistake) -> String {
     format!("warning: {warning}")
 }
 
-fn tell(warnings: &[ConfigMistake]) {
-    output::tell_all(warnings.iter().map(warning).collect());
+fn report(warnings: &[ConfigMistake]) {
+    output::report_all(warnings.iter().map(warning).collect());
 }
 
 /// All findings about the given settings.

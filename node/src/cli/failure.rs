@@ -84,13 +84,13 @@ impl Failure {
         }
         let command = error.get(ContextKind::InvalidSubcommand).map(ToString::to_string);
         let command = command.filter(|_| error.kind() == ErrorKind::ArgumentConflict);
-        let tell = move || {
+        let report = move || {
             error.print().ok();
             if let Some(command) = command {
-                output::tell(&format!("put the flags after the command: {command} [FLAGS]"));
+                output::report(&format!("put the flags after the command: {command} [FLAGS]"));
             }
         };
-        tasks::at_most(output::READ_WITHIN, tell).ok();
+        tasks::at_most(output::READ_WITHIN, report).ok();
         ExitCode::from(2)
     }
 
@@ -100,7 +100,7 @@ impl Failure {
             Self::Failed(text) => (text, 1),
             Self::Usage(text) => (text, 2),
         };
-        output::tell_all(text.lines().map(str::to_owned).collect());
+        output::report_all(text.lines().map(str::to_owned).collect());
         ExitCode::from(code)
     }
 }

@@ -279,7 +279,7 @@ async fn show(config: &Config, matches: &ArgMatches) -> Result<CommandOutcome, F
     }
     access.close().await;
     if shown == 0 {
-        output::tell("the target has no such events; fanfare outbox list names those that have some");
+        output::report("the target has no such events; fanfare outbox list names those that have some");
     }
     Ok(CommandOutcome::Done)
 }
@@ -308,7 +308,7 @@ async fn drain(config: &Config, patience: Duration) -> Result<CommandOutcome, Fa
     let mut last: Option<Instant> = None;
     let on_progress = |left| {
         if last.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
-            output::tell(&format!("{left} events wait for known targets"));
+            output::report(&format!("{left} events wait for known targets"));
             last = Some(Instant::now());
         }
     };
@@ -329,7 +329,7 @@ async fn drain(config: &Config, patience: Duration) -> Result<CommandOutcome, Fa
         return Err(Failure::failed(format!("outbox drain: {left} events are left{hint}")));
     }
     if dead > 0 {
-        output::tell(&format!("{dead} dead letters are left: fanfare outbox show prints them"));
+        output::report(&format!("{dead} dead letters are left: fanfare outbox show prints them"));
     }
     Ok(CommandOutcome::Done)
 }

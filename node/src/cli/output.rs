@@ -27,24 +27,24 @@ pub(super) fn write(text: &str) -> Result<bool, Failure> {
 }
 
 /// Writes a line to stderr, so that stdout has only the requested output.
-pub(super) fn tell(text: &str) {
+pub(super) fn report(text: &str) {
     // Unlike `eprintln!`, this does not panic when the reader has gone.
     writeln!(io::stderr(), "fanfare: {text}").ok();
 }
 
 /// Writes several lines to stderr, with a bounded wait for the reader.
-pub(super) fn tell_all(lines: Vec<String>) {
-    tasks::at_most(READ_WITHIN, move || lines.iter().for_each(|line| tell(line))).ok();
+pub(super) fn report_all(lines: Vec<String>) {
+    tasks::at_most(READ_WITHIN, move || lines.iter().for_each(|line| report(line))).ok();
 }
 
 /// Reports a lost or restored connection; ignores other events.
-pub(super) fn tell_of_connection(event: &Event) {
+pub(super) fn report_connection(event: &Event) {
     match event {
         Event::Disconnected { ending, retry_in } => {
             let ending = printable(&ending.to_string());
-            tell(&format!("the connection is lost, trying again in {} ms: {ending}", retry_in.as_millis()));
+            report(&format!("the connection is lost, trying again in {} ms: {ending}", retry_in.as_millis()));
         }
-        Event::Connected(_) => tell("connected again"),
+        Event::Connected(_) => report("connected again"),
         _ => {}
     }
 }

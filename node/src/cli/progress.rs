@@ -45,7 +45,7 @@ impl ProgressReporter {
         if self.on_terminal {
             eprint!("\r{text}\u{1b}[K");
         } else if since.is_none_or(|since| since >= LINE_EVERY) {
-            output::tell(&text);
+            output::report(&text);
         } else {
             self.pending = Some(text);
             return;
@@ -58,7 +58,7 @@ impl ProgressReporter {
             eprintln!();
         }
         if let Some(text) = self.pending {
-            output::tell(&text);
+            output::report(&text);
         }
     }
 }

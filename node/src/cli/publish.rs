@@ -67,7 +67,7 @@ async fn to_the_end(client: &mut Client) -> Failure {
         if let Event::Ended(ending) = event {
             return Failure::failed(format!("not published: {}", output::printable(&ending.to_string())));
         }
-        output::tell_of_connection(&event);
+        output::report_connection(&event);
     }
     Failure::failed("not published: the connection ended")
 }

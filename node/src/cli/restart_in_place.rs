@@ -135,8 +135,8 @@ mod tests {
             0 => {
                 let mut child = Command::new(std::env::current_exe().expect("its file"));
                 let ended = child.args(["--exact", NAME]).env(TIMES, "1").output().expect("a process");
-                let said = String::from_utf8_lossy(&ended.stdout);
-                assert!(ended.status.success() && said.contains("1 passed"), "{}: {said}", ended.status);
+                let output = String::from_utf8_lossy(&ended.stdout);
+                assert!(ended.status.success() && output.contains("1 passed"), "{}: {output}", ended.status);
             }
             1..20 => {
                 let (reader, mut writer) = io::pipe().expect("a pipe");

@@ -61,7 +61,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
     // A closed stdout is no reason to stop a node.
     let text = banner.text();
     tasks::at_most(output::READ_WITHIN, move || output::write(&text)).ok();
-    tell_supervisor(NotifyState::Ready);
+    notify_supervisor(NotifyState::Ready);
     let (failed, reason) = tokio::select! {
         biased;
         _ = signals.next() => (false, "stopping: signal received, a further signal stops at once"),
@@ -81,7 +81,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
         }
     };
     tracing::info!("{reason}");
-    tell_supervisor(NotifyState::Stopping);
+    notify_supervisor(NotifyState::Stopping);
     tokio::select! {
         stopped = threads.spawn(app.stop()) => {
             unwrap_join(stopped);
@@ -96,7 +96,7 @@ async fn serve(config: &Config, threads: &Handle) -> Result<CommandOutcome, Fail
 }
 
 /// Notifies systemd (`Type=notify`); does nothing without it.
-fn tell_supervisor(state: NotifyState<'_>) {
+fn notify_supervisor(state: NotifyState<'_>) {
     if let Err(error) = sd_notify::notify(&[state]) {
         tracing::warn!(%error, "supervisor notification failed");
     }

@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use super::failure::{CommandOutcome, Failure};
 use super::occupancy;
-use super::output::{self, printable, tell, time_of_day};
+use super::output::{self, printable, report, time_of_day};
 use super::presence;
 use super::runtime::interruptible;
 use super::target::NodeArguments;
@@ -78,7 +78,7 @@ impl Follower {
             let attached = match self.client.attach_with(attach).await {
                 Ok(attached) => attached,
                 Err(Error::Refused { code, error }) => {
-                    tell(&format!(
+                    report(&format!(
                         "not attached to {}: code {code}: {}",
                         printable(channel),
                         printable(&error)
@@ -87,14 +87,14 @@ impl Follower {
                 }
                 Err(error) => return Err(Failure::because("cannot follow", &error)),
             };
-            tell(&format!("attached to {}", printable(channel)));
+            report(&format!("attached to {}", printable(channel)));
             if let Some(warning) = attached.warning {
-                tell(&format!("{}: {}", printable(channel), printable(&warning)));
+                report(&format!("{}: {}", printable(channel), printable(&warning)));
             }
             if arguments.presence && !attached.modes.iter().any(|mode| mode == "presence") {
-                tell(&format!("{}: the capability has no presence here", printable(channel)));
+                report(&format!("{}: the capability has no presence here", printable(channel)));
             } else if arguments.presence && !attached.presence {
-                tell(&format!("nobody is present on {}", printable(channel)));
+                report(&format!("nobody is present on {}", printable(channel)));
             }
             self.following.insert(channel.clone());
         }
@@ -124,18 +124,18 @@ impl Follower {
     /// Reports events that have no line on stdout.
     fn report_event(&mut self, event: Event) -> Result<(), Failure> {
         match event {
-            Event::Attached(attached) => tell(&continuity(&attached)),
+            Event::Attached(attached) => report(&continuity(&attached)),
             Event::Detached { channel, error, code } => {
                 let (code, error) = (code.unwrap_or_default(), error.unwrap_or_default());
-                tell(&format!("detached from {}: code {code}: {}", printable(&channel), printable(&error)));
+                report(&format!("detached from {}: code {code}: {}", printable(&channel), printable(&error)));
                 self.following.remove(&channel);
                 self.check_following()?;
             }
             Event::Error { code, error, channel } => {
                 let channel = channel.map(|channel| printable(&channel)).unwrap_or_default();
-                tell(&format!("{channel}: code {code}: {}", printable(&error)));
+                report(&format!("{channel}: code {code}: {}", printable(&error)));
             }
-            other => output::tell_of_connection(&other),
+            other => output::report_connection(&other),
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use super::failure::{CommandOutcome, Failure};
-use super::output::{self, printable, tell};
+use super::output::{self, printable, report};
 use super::runtime::interruptible;
 use crate::model::{Clock, bare_secret};
 
@@ -69,9 +69,9 @@ pub(super) fn listen(arguments: WebhookArguments) -> Result<CommandOutcome, Fail
         let cannot = |error| Failure::because(&format!("cannot listen on {}", arguments.listen), &error);
         let listener = TcpListener::bind(arguments.listen).await.map_err(cannot)?;
         let address = listener.local_addr().map_err(cannot)?;
-        tell(&format!("listening on http://{address}"));
+        report(&format!("listening on http://{address}"));
         if secret.is_none() {
-            tell("signatures are not verified without --secret or --secret-file");
+            report("signatures are not verified without --secret or --secret-file");
         }
         let unread = CancellationToken::new();
         let printer = WebhookPrinter {
@@ -126,7 +126,8 @@ async fn receive(State(printer): State<WebhookPrinter>, request: Request<Body>) 
             if !matches!(output::write(&printer.lines(&head.headers, &body)), Ok(true)) {
                 printer.unread.cancel();
             }
-            let is_refused = printer.secret.is_some() && printer.doubt(&head.headers, &body).is_some();
+            let is_refused =
+                printer.secret.is_some() && printer.signature_error(&head.headers, &body).is_some();
             if is_refused { 401 } else { printer.status }
         }
         // Cut short, or larger than any batch.
@@ -147,9 +148,9 @@ impl WebhookPrinter {
             Ok(items) => format!("{} items", items.len()),
             Err(_) => "no envelope".to_owned(),
         };
-        let verdict = match self.doubt(headers, body) {
+        let verdict = match self.signature_error(headers, body) {
             None => "verified".to_owned(),
-            Some(doubt) => format!("not verified: {doubt}"),
+            Some(signature_error) => format!("not verified: {signature_error}"),
         };
         let mut lines = format!("{id} {channel} {source} {count}, {verdict}\n");
         for item in items.iter().flatten().filter(|_| self.verbose) {
@@ -159,7 +160,7 @@ impl WebhookPrinter {
     }
 
     /// Gives the reason why the request may not be from the service; `None` if it is.
-    fn doubt(&self, headers: &HeaderMap, body: &[u8]) -> Option<String> {
+    fn signature_error(&self, headers: &HeaderMap, body: &[u8]) -> Option<String> {
         let Some(secret) = &self.secret else { return Some("no secret is given".to_owned()) };
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let Some(signature) = header(wire::SIGNATURE) else { return Some("it has no signature".to_owned()) };

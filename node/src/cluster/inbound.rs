@@ -57,7 +57,7 @@ pub trait Inbound: Send + Sync + 'static {
 
     fn answer_received(&self, from: &Peer, number: u64, answer: PeerAnswer);
 
-    fn session_message_received(&self, from: &Peer, said: PeerSessionMessage);
+    fn session_message_received(&self, from: &Peer, message: PeerSessionMessage);
 
     fn tenants(&self, from: &Peer, tenants: TenantCountMessage);
 
@@ -67,7 +67,7 @@ pub trait Inbound: Send + Sync + 'static {
     /// Takes a part of the peer's presence snapshot with this number.
     fn presence_members_received(&self, from: &Peer, number: u64, members: RemoteMembersPage);
 
-    fn presence_sync_received(&self, from: &Peer, said: PresenceSyncMessage);
+    fn presence_sync_received(&self, from: &Peer, message: PresenceSyncMessage);
 
     /// Takes the message ids under which the peer has published, to remember them.
     fn ids_settled(&self, _from: &Peer, _scope: IdScope, _ids: StampedIds) {}
@@ -278,9 +278,9 @@ pub(super) fn take(item: v1::Item, from: &Peer, inbound: &dyn Inbound) -> Result
             inbound.presence_members_received(from, number, members);
             return Ok(());
         }
-        Some(v1::item::Kind::PresenceSync(said)) => {
-            if let Some(said) = presence::sync_message(said)? {
-                inbound.presence_sync_received(from, said);
+        Some(v1::item::Kind::PresenceSync(message)) => {
+            if let Some(message) = presence::sync_message(message)? {
+                inbound.presence_sync_received(from, message);
             }
             return Ok(());
         }

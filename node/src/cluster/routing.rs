@@ -378,8 +378,8 @@ impl hub::InterestAnnouncer for Routing {
         let lately = self.hub.retention();
         let alive = self.expected.lock().clone();
         let has_lost = {
-            let deaths = self.node_failures.lock();
-            deaths.has_lost(lately) || deaths.has_unmet_member(&alive)
+            let node_failures = self.node_failures.lock();
+            node_failures.has_lost(lately) || node_failures.has_unmet_member(&alive)
         };
         has_lost || self.incarnations.lock().has_lost(lately, Instant::now())
     }

@@ -138,7 +138,7 @@ mod tests {
         {
             assert_eq!(odd(good), [""; 0], "{good}");
         }
-        for (filter, said) in [
+        for (filter, warning) in [
             (
                 "scylla=debug",
                 "leaves out most lines of the node, errors too; say info,scylla=debug to have them",
@@ -148,7 +148,7 @@ mod tests {
             ("info,hyper-util=debug", "nothing logs as `hyper-util`, did you mean hyper_util?"),
         ] {
             let odd = odd(filter);
-            assert!(odd.len() == 1 && odd[0].starts_with(said), "{filter}: {odd:?}");
+            assert!(odd.len() == 1 && odd[0].starts_with(warning), "{filter}: {odd:?}");
         }
     }
 }

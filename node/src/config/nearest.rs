@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_edit_counts_once() {
+    fn edit_distance_counts_each_edit_once() {
         for (from, to, expected) in
             [("", "ab", 2), ("ab", "", 2), ("ab", "ba", 1), ("abc", "adc", 1), ("abcd", "bacd", 1)]
         {

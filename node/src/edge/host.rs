@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn only_http_1_0_may_leave_it_out() {
+    fn host_header_may_be_missing_over_http_1_0_alone() {
         let check = |hosts: &[&str], is_required| {
             check(hosts.iter().map(|host| host.as_bytes()), is_required).is_ok()
         };

@@ -440,16 +440,10 @@ fn upgrade(
         Ok(accept) => accept,
         Err(refusal) => return Some(Err(refusal)),
     };
-    let HttpServices { auth, connections, session_registry: identities, limits, files, .. } = services;
-    let (identities, address) = (Some(&**identities), Some(client));
-    let decision = head.decide(AdmissionContext {
-        auth,
-        connections,
-        session_registry: identities,
-        limits,
-        files,
-        address,
-    });
+    let HttpServices { auth, connections, session_registry, limits, files, .. } = services;
+    let (session_registry, address) = (Some(&**session_registry), Some(client));
+    let decision =
+        head.decide(AdmissionContext { auth, connections, session_registry, limits, files, address });
     let adopt: Box<dyn FnOnce(ReadStream) -> Option<Input> + Send> = match decision {
         AdmissionDecision::Refuse(refusal) => return Some(Err(refusal)),
         AdmissionDecision::Open(opening) => Box::new(move |stream| {

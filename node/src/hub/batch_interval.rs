@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_ones_are_so_far_apart() {
+    fn batch_interval_is_that_of_the_last_batches() {
         let batches = PeerBatchInterval::new();
         let mut at = batches.begun;
         let mut after = |each: Duration, bytes, count| {

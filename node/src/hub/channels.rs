@@ -30,7 +30,7 @@ pub trait DeliveryTarget: Send + Sync {
     fn deliver(&self, delivery: Arc<MessageDelivery>);
     fn deliver_presence(&self, delivery: Arc<PresenceDelivery>);
     /// Reports a continuity loss: a message is missing that precedes the deliveries of this channel after this position.
-    fn lose_continuity(&self, channel: u64, mark: &ChannelPosition);
+    fn lose_continuity(&self, channel: u64, position: &ChannelPosition);
     /// Whether the target's queue is over its bound.
     fn congested(&self) -> bool;
 }
@@ -76,8 +76,8 @@ impl State {
     pub(super) fn invalidate_positions(&mut self) {
         self.position.own.sequence += 1;
         self.position.offset += 1;
-        if let Some(ring) = &mut self.replay_buffer {
-            ring.restart(&self.position);
+        if let Some(replay_buffer) = &mut self.replay_buffer {
+            replay_buffer.restart(&self.position);
         }
     }
 
@@ -259,10 +259,10 @@ impl Hub {
 
     fn deliver(&self, channel: &Arc<Channel>, state: &mut State, delivery: MessageDelivery) {
         let delivery = Arc::new(delivery);
-        if let Some(ring) = &mut state.replay_buffer {
-            ring.push(Arc::clone(&delivery), self.now_ms());
-            if ring.is_listed(0) {
-                ring.list(channel, state.attach_number);
+        if let Some(replay_buffer) = &mut state.replay_buffer {
+            replay_buffer.push(Arc::clone(&delivery), self.now_ms());
+            if replay_buffer.is_listed(0) {
+                replay_buffer.list(channel, state.attach_number);
             }
         }
         for (bit, target) in self.targets.iter().enumerate() {
@@ -292,8 +292,8 @@ impl Hub {
             if state.replay_buffer.is_none() {
                 state.replay_buffer = ReplayBuffer::open(state.position.clone(), &self.replay_budget);
             }
-            if let Some(ring) = &mut state.replay_buffer {
-                ring.idle_ms = Some(now_ms);
+            if let Some(replay_buffer) = &mut state.replay_buffer {
+                replay_buffer.idle_ms = Some(now_ms);
             }
         }
         self.remove_if_unused(channel, &mut state);
@@ -347,9 +347,9 @@ impl Hub {
 
     /// The position of a new channel.
     fn initial_position(&self) -> ChannelPosition {
-        let mark = self.unknown_position();
+        let position = self.unknown_position();
         let before = if self.is_clustered() { OFFSETS_BEFORE } else { 0 };
-        ChannelPosition { offset: mark.offset + before, ..mark }
+        ChannelPosition { offset: position.offset + before, ..position }
     }
 
     fn lookup(&self, key: &ChannelKey) -> Arc<Channel> {

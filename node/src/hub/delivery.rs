@@ -29,8 +29,8 @@ pub enum DeliveryContent {
 }
 
 impl MessageDelivery {
-    pub(super) fn own(channel: u64, mark: ChannelPosition, published: Arc<PublishedMessages>) -> Self {
-        Self::new(channel, mark, DeliveryContent::Own(published))
+    pub(super) fn own(channel: u64, position: ChannelPosition, published: Arc<PublishedMessages>) -> Self {
+        Self::new(channel, position, DeliveryContent::Own(published))
     }
 
     /// Wraps a message that a peer backfills for one resuming client. It has no local offset.
@@ -38,8 +38,8 @@ impl MessageDelivery {
         Self::forwarded(0, ChannelPosition::own(forwarded.last()), forwarded)
     }
 
-    pub(super) fn forwarded(channel: u64, mark: ChannelPosition, forwarded: ForwardedMessages) -> Self {
-        Self::new(channel, mark, DeliveryContent::Forwarded(Box::new(forwarded)))
+    pub(super) fn forwarded(channel: u64, position: ChannelPosition, forwarded: ForwardedMessages) -> Self {
+        Self::new(channel, position, DeliveryContent::Forwarded(Box::new(forwarded)))
     }
 
     fn new(channel: u64, position: ChannelPosition, content: DeliveryContent) -> Self {
@@ -57,9 +57,9 @@ impl MessageDelivery {
             DeliveryContent::Own(published) => DeliveryContent::Own(Arc::clone(published)),
             DeliveryContent::Forwarded(forwarded) => DeliveryContent::Forwarded(forwarded.clone()),
         };
-        let mut mark = self.position.clone();
-        stamps.iter().for_each(|stamp| mark.receive(*stamp, 0));
-        Self::new(self.channel, mark, content)
+        let mut position = self.position.clone();
+        stamps.iter().for_each(|stamp| position.receive(*stamp, 0));
+        Self::new(self.channel, position, content)
     }
 
     #[cfg(test)]
@@ -189,12 +189,12 @@ impl MessageDelivery {
     /// Whether a position includes the last message of this delivery.
     pub fn is_included_in(&self, position: &Serial) -> bool {
         let Stamp { incarnation, sequence } = self.last();
-        position.covers_one(incarnation, sequence)
+        position.includes_one(incarnation, sequence)
     }
 
-    /// The frame for a client that has every earlier message and those that `has` includes.
-    pub fn frame_including(&self, format: Format, has: &Serial) -> Bytes {
-        self.encode(format, 0, &self.position.serial().join(has))
+    /// The frame for a client that has every earlier message and those that `received` includes.
+    pub fn frame_including(&self, format: Format, received: &Serial) -> Bytes {
+        self.encode(format, 0, &self.position.serial().join(received))
     }
 
     /// Gives the number of messages that are at or before the offset.

@@ -51,7 +51,8 @@ impl Hub {
         }
         let here = state.position.serial();
         let end = state.contiguous.join_into(here.clone());
-        let latest = state.replay_buffer.as_ref().map(|ring| ring.latest(bytes_max, self.now_ms()));
+        let latest =
+            state.replay_buffer.as_ref().map(|replay_buffer| replay_buffer.latest(bytes_max, self.now_ms()));
         let (begin, messages) = latest.unwrap_or_else(|| (here, Vec::new()));
         Some(ReplayHandoff { begin, end, messages })
     }
@@ -106,8 +107,8 @@ impl Hub {
             let before = before.filter(|stamp| !state.position.includes(*stamp));
             // Serials of clients from there include it, and a client that lacks what precedes it is not resumed.
             state.position.receive(stamp, 0);
-            if let (Some(before), Some(ring)) = (before, &mut state.replay_buffer) {
-                ring.require_received(&[before]);
+            if let (Some(before), Some(replay_buffer)) = (before, &mut state.replay_buffer) {
+                replay_buffer.require_received(&[before]);
             }
         }
         if is_lacking {
@@ -124,17 +125,17 @@ impl Hub {
     pub fn begin_cluster_backfill(&self, channel: &Channel) {
         let mut state = channel.state.lock();
         self.ensure_replay_buffer(&mut state);
-        if let Some(ring) = &mut state.replay_buffer {
-            ring.cluster_backfill = ClusterBackfillState::Asking;
+        if let Some(replay_buffer) = &mut state.replay_buffer {
+            replay_buffer.cluster_backfill = ClusterBackfillState::Asking;
         }
     }
 
     /// Ends a cluster backfill. `is_here`: what the peers had now precedes the recent messages; ignored if the buffer restarted meanwhile.
     pub fn end_cluster_backfill(&self, channel: &Channel, is_here: bool) {
-        if let Some(ring) = &mut channel.state.lock().replay_buffer
-            && ring.cluster_backfill == ClusterBackfillState::Asking
+        if let Some(replay_buffer) = &mut channel.state.lock().replay_buffer
+            && replay_buffer.cluster_backfill == ClusterBackfillState::Asking
         {
-            ring.cluster_backfill =
+            replay_buffer.cluster_backfill =
                 if is_here { ClusterBackfillState::Yes } else { ClusterBackfillState::No };
         }
     }
@@ -151,13 +152,15 @@ impl Hub {
         let mut state = channel.state.lock();
         self.ensure_replay_buffer(&mut state);
         let handed = handed.clamped_to(&state);
-        let begins = state.replay_buffer.as_ref().map(|ring| ring.start_position().serial());
-        let meets = begins.is_some_and(|begins| handed.end.covers(&begins));
-        let mut unheard = handed.end.clone();
-        unheard.retain(|incarnation| !state.knows_incarnation(incarnation) && have_ended(incarnation));
-        let known = state.position.serial().join(&unheard);
-        let is_contiguous = state.in_doubt.is_empty() && known.covers(&handed.end);
-        let is_taken = is_contiguous && meets && self.prepend_handoff(channel, &mut state, handed, &unheard);
+        let begins =
+            state.replay_buffer.as_ref().map(|replay_buffer| replay_buffer.start_position().serial());
+        let meets = begins.is_some_and(|begins| handed.end.includes(&begins));
+        let mut unreceived = handed.end.clone();
+        unreceived.retain(|incarnation| !state.knows_incarnation(incarnation) && have_ended(incarnation));
+        let known = state.position.serial().join(&unreceived);
+        let is_contiguous = state.in_doubt.is_empty() && known.includes(&handed.end);
+        let is_taken =
+            is_contiguous && meets && self.prepend_handoff(channel, &mut state, handed, &unreceived);
         drop(state);
         self.enforce_budget();
         is_taken
@@ -168,32 +171,32 @@ impl Hub {
         channel: &Arc<Channel>,
         state: &mut State,
         handed: ReplayHandoff<ForwardedMessages>,
-        unheard: &Serial,
+        unreceived: &Serial,
     ) -> bool {
         let now_ms = self.now_ms();
-        let State { replay_buffer: ring, attach_number: attached, position: mark, .. } = state;
-        let Some(ring) = ring else { return false };
-        let mut from = ring.start_position().clone();
+        let State { replay_buffer, attach_number: attached, position, .. } = state;
+        let Some(replay_buffer) = replay_buffer else { return false };
+        let mut from = replay_buffer.start_position().clone();
         // The peer has no older messages than this buffer, except those of unknown incarnations.
-        let is_behind = handed.begin.covers(&from.serial());
-        if is_behind && unheard.is_empty() {
+        let is_behind = handed.begin.includes(&from.serial());
+        if is_behind && unreceived.is_empty() {
             return true;
         }
         let mut begin = handed.begin;
         if is_behind {
-            begin.retain(|incarnation| unheard.sequence_of(incarnation).is_some());
+            begin.retain(|incarnation| unreceived.sequence_of(incarnation).is_some());
             begin = begin.join(&from.serial());
         }
-        let unheard: Vec<Stamp> = Stamp::all_of(unheard).collect();
-        unheard.iter().for_each(|stamp| from.receive(*stamp, 0));
+        let unreceived: Vec<Stamp> = Stamp::all_of(unreceived).collect();
+        unreceived.iter().for_each(|stamp| from.receive(*stamp, 0));
         let reached = from.serial();
         let mut earlier = handed.messages;
-        earlier.retain(|(one, _)| reached.covers_one(one.incarnation, one.last));
+        earlier.retain(|(one, _)| reached.includes_one(one.incarnation, one.last));
         let count: u64 = earlier.iter().map(|(one, _)| one.messages.len() as u64).sum();
-        let Some(offset) = from.offset.checked_sub(count).filter(|_| reached.covers(&begin)) else {
+        let Some(offset) = from.offset.checked_sub(count).filter(|_| reached.includes(&begin)) else {
             return false;
         };
-        if earlier.is_empty() && !unheard.is_empty() {
+        if earlier.is_empty() && !unreceived.is_empty() {
             return true;
         }
         let mut before = HandoffPosition { own: from.own.incarnation, offset, received: begin };
@@ -202,29 +205,35 @@ impl Hub {
         for (one, age_ms) in earlier {
             before.received.advance(one.incarnation, one.last);
             before.offset += one.messages.len() as u64;
-            let mark = if before.offset == from.offset { from.clone() } else { before.position() };
-            let delivery = MessageDelivery::forwarded(channel.number(), mark, one);
+            let delivery_position =
+                if before.offset == from.offset { from.clone() } else { before.position() };
+            let delivery = MessageDelivery::forwarded(channel.number(), delivery_position, one);
             deliveries.push((Arc::new(delivery), now_ms.saturating_sub(age_ms)));
         }
-        ring.add_to_positions(&unheard);
-        ring.prepend(begin, deliveries, now_ms);
-        unheard.iter().for_each(|stamp| mark.receive(*stamp, 0));
+        replay_buffer.add_to_positions(&unreceived);
+        replay_buffer.prepend(begin, deliveries, now_ms);
+        unreceived.iter().for_each(|stamp| position.receive(*stamp, 0));
         // A sequence gap by design may lie between, so that offsets no longer follow from sequences.
-        if mark.own.sequence > 0 {
-            mark.others.get_or_insert_default();
+        if position.own.sequence > 0 {
+            position.others.get_or_insert_default();
         }
-        if ring.is_listed(0) {
-            ring.list(channel, *attached);
+        if replay_buffer.is_listed(0) {
+            replay_buffer.list(channel, *attached);
         }
         true
     }
 
     /// Whether the replay buffer has space for earlier messages.
     pub fn can_prepend(&self, key: &ChannelKey) -> bool {
-        let has_room = |channel: Arc<Channel>| {
-            channel.state.lock().replay_buffer.as_ref().is_none_or(|ring| ring.is_half_empty())
+        let has_space = |channel: Arc<Channel>| {
+            channel
+                .state
+                .lock()
+                .replay_buffer
+                .as_ref()
+                .is_none_or(|replay_buffer| replay_buffer.is_half_empty())
         };
-        self.live(key).is_some_and(has_room)
+        self.live(key).is_some_and(has_space)
     }
 }
 

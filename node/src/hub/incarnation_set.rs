@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_there_once_and_none_takes_no_room() {
+    fn incarnation_set_has_each_once_and_no_memory_if_empty() {
         let mut set = IncarnationSet::default();
         for incarnation in [7, 8, 7] {
             set.add(incarnation);

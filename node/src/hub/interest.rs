@@ -167,25 +167,25 @@ impl Hub {
     }
 
     /// Reports a continuity loss after another node's failure to the clients of channels that its incarnation forwarded and whose position
-    /// names it, and of the channels `unheard`. A position that names it by what other nodes had alone is no loss: its clients attached
-    /// after its end.
-    pub fn report_node_failure(&self, incarnation: u64, unheard: &HashSet<u64>) {
+    /// names it, and of the channels `unconfirmed`. A position that names it by what other nodes had alone is no loss: its clients
+    /// attached after its end.
+    pub fn report_node_failure(&self, incarnation: u64, unconfirmed: &HashSet<u64>) {
         let is_meant = |state: &State| {
             let is_tracked = state.contiguous.contains(incarnation) || state.in_doubt.contains(&incarnation);
             is_tracked && state.has_received_from(incarnation)
         };
-        self.each_interested(is_meant, unheard, |channel, state| self.report_loss(channel, state));
+        self.each_interested(is_meant, unconfirmed, |channel, state| self.report_loss(channel, state));
     }
 
     /// Marks an incarnation that may have acknowledged messages which have not arrived here as in doubt, in every channel that it forwards
-    /// and in `unheard`. No client is resumed there until the node is back (`Hub::confirm_contiguous`) or abandoned.
-    pub fn mark_in_doubt(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_forwarded(incarnation, unheard, |_, state| state.mark_in_doubt(incarnation));
+    /// and in `unconfirmed`. No client is resumed there until the node is back (`Hub::confirm_contiguous`) or abandoned.
+    pub fn mark_in_doubt(&self, incarnation: u64, unconfirmed: &HashSet<u64>) {
+        self.each_forwarded(incarnation, unconfirmed, |_, state| state.mark_in_doubt(incarnation));
     }
 
     /// Gives up an incarnation that does not come back and whose acknowledged messages no node has. No earlier position can be resumed.
-    pub fn abandon_incarnation(&self, incarnation: u64, unheard: &HashSet<u64>) {
-        self.each_forwarded(incarnation, unheard, |channel, state| {
+    pub fn abandon_incarnation(&self, incarnation: u64, unconfirmed: &HashSet<u64>) {
+        self.each_forwarded(incarnation, unconfirmed, |channel, state| {
             self.invalidate_positions(channel, state, incarnation)
         });
     }
@@ -276,11 +276,11 @@ impl Hub {
         match self.start(&state, position) {
             ResumeStart::Live => Some(Vec::new()),
             ResumeStart::Replay { after, .. } => {
-                let ring = state
+                let replay_buffer = state
                     .replay_buffer
                     .as_ref()
-                    .filter(|ring| ring.age_ms(after.offset, self.now_ms()) <= back_ms)?;
-                let mut missed = ring.after(after.offset, usize::MAX);
+                    .filter(|replay_buffer| replay_buffer.age_ms(after.offset, self.now_ms()) <= back_ms)?;
+                let mut missed = replay_buffer.after(after.offset, usize::MAX);
                 missed.retain(|delivery| !delivery.is_included_in(position));
                 Some(missed)
             }
@@ -289,8 +289,8 @@ impl Hub {
     }
 
     pub(super) fn break_continuity(&self, channel: &Channel, state: &mut State) {
-        if let Some(ring) = &mut state.replay_buffer {
-            ring.restart(&state.position);
+        if let Some(replay_buffer) = &mut state.replay_buffer {
+            replay_buffer.restart(&state.position);
         }
         self.report_loss(channel, state);
     }

@@ -57,7 +57,7 @@ impl MemberSync {
     }
 
     /// The last event that the list includes, if all pages are of one state.
-    pub fn covers_up_to(&self) -> Option<u64> {
+    pub fn included_until(&self) -> Option<u64> {
         let last = self.last?;
         self.pages.iter().all(|(_, sequence)| *sequence == last).then_some(last)
     }
@@ -73,8 +73,8 @@ impl MemberSync {
         let index = self.pages.partition_point(|(end, _)| *end < event.member);
         let page = self.pages.get(index).map(|(_, sequence)| *sequence);
         // A later page will contain a member that no page contained yet, in its state of then.
-        let covered = page.or(self.last).is_none_or(|sequence| event.sequence <= sequence);
-        match (covered, self.last) {
+        let is_included = page.or(self.last).is_none_or(|sequence| event.sequence <= sequence);
+        match (is_included, self.last) {
             (true, _) => SyncVerdict::Covered,
             (false, Some(_)) => SyncVerdict::Send,
             (false, None) => {

@@ -180,19 +180,19 @@ impl SocketOutbox {
 mod tests {
     use super::*;
 
-    /// A socket that takes `room` bytes and then is full.
+    /// A socket that takes `capacity` bytes and then is full.
     struct BoundedTestSocket {
         taken: Vec<u8>,
-        room: usize,
+        capacity: usize,
     }
 
     impl io::Write for BoundedTestSocket {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let count = bytes.len().min(self.room);
+            let count = bytes.len().min(self.capacity);
             if count == 0 {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            self.room -= count;
+            self.capacity -= count;
             self.taken.extend_from_slice(&bytes[..count]);
             Ok(count)
         }
@@ -219,13 +219,13 @@ mod tests {
 
     #[test]
     fn every_split_of_the_stream_arrives_whole() {
-        for room in 0..120 {
+        for capacity in 0..120 {
             let (mut outbox, all) = outbox(10);
-            let mut socket = BoundedTestSocket { taken: Vec::new(), room };
+            let mut socket = BoundedTestSocket { taken: Vec::new(), capacity };
             let first = outbox.flush(&mut socket).expect("this socket never fails");
-            assert_eq!(first == Flush::Drained, all.len() <= room);
+            assert_eq!(first == Flush::Drained, all.len() <= capacity);
             assert_eq!(outbox.bytes(), all.len() - socket.taken.len());
-            socket.room = usize::MAX;
+            socket.capacity = usize::MAX;
             assert_eq!(outbox.flush(&mut socket).expect("this socket never fails"), Flush::Drained);
             assert_eq!(socket.taken, all);
         }
@@ -237,7 +237,7 @@ mod tests {
             let (mut outbox, all) = outbox(10);
             let slices: Vec<u8> = outbox.slices().flat_map(|slice| slice.to_vec()).collect();
             assert_eq!(slices, all);
-            let mut socket = BoundedTestSocket { taken: slices[..taken].to_vec(), room: 20 };
+            let mut socket = BoundedTestSocket { taken: slices[..taken].to_vec(), capacity: 20 };
             let flushed =
                 outbox.flush_after(PriorWrite::Took(taken), &mut socket).expect("this socket never fails");
             let drained = all.len() <= taken + 20;
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!([socket.taken, rest].concat(), all);
         }
         let (mut outbox, all) = outbox(10);
-        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 20 };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), capacity: 20 };
         let flushed = outbox.flush_after(PriorWrite::Full, &mut socket).expect("this socket never fails");
         assert_eq!((flushed, outbox.bytes()), (Flush::Blocked { progress: false }, all.len()));
     }
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn more_frames_than_one_write_takes() {
         let (mut outbox, all) = outbox(3 * SLICES_MAX + 1);
-        let mut socket = BoundedTestSocket { taken: Vec::new(), room: usize::MAX };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), capacity: usize::MAX };
         assert_eq!(outbox.flush(&mut socket).expect("this socket never fails"), Flush::Drained);
         assert_eq!(socket.taken, all);
     }
@@ -264,10 +264,10 @@ mod tests {
         let (mut outbox, _) = outbox(1);
         outbox.push_answer(Bytes::from_static(b"answer"));
         outbox.push(Bytes::from_static(b"live"));
-        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 13 };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), capacity: 13 };
         outbox.flush(&mut socket).expect("this socket never fails");
         assert_eq!(outbox.answers(), 6);
-        socket.room = 2;
+        socket.capacity = 2;
         outbox.flush(&mut socket).expect("this socket never fails");
         assert_eq!((outbox.answers(), outbox.bytes()), (0, 3));
         outbox.push_answer(Bytes::from_static(b"next"));
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!((outbox.bytes(), outbox.live_bytes()), (17, 8));
         outbox.push(Bytes::from_static(b"live"));
         assert_eq!(outbox.live_bytes(), 12);
-        let mut socket = BoundedTestSocket { taken: Vec::new(), room: usize::MAX };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), capacity: usize::MAX };
         outbox.flush(&mut socket).expect("this socket never fails");
         outbox.push(Bytes::from_static(b"live"));
         assert_eq!(outbox.live_bytes(), 4);
@@ -290,11 +290,11 @@ mod tests {
     #[test]
     fn an_ending_follows_the_frame_that_was_begun() {
         let (mut outbox, _) = outbox(3);
-        let mut socket = BoundedTestSocket { taken: Vec::new(), room: 4 };
+        let mut socket = BoundedTestSocket { taken: Vec::new(), capacity: 4 };
         outbox.flush(&mut socket).expect("this socket never fails");
         outbox.keep_partial_frame();
         outbox.push(Bytes::from_static(b"end"));
-        socket.room = usize::MAX;
+        socket.capacity = usize::MAX;
         outbox.flush(&mut socket).expect("this socket never fails");
         assert_eq!(socket.taken, b"frame 0;end");
         assert_eq!(outbox.bytes(), 0);

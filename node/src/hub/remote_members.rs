@@ -85,7 +85,7 @@ impl Hub {
         });
     }
 
-    /// Passes a page of the channel's members to `tell`: owners for which `is_match` holds, after `after`, roughly `bytes_max` at most, and
+    /// Passes a page of the channel's members to `give`: owners for which `is_match` holds, after `after`, roughly `bytes_max` at most, and
     /// whether it is the last page. The channel stays locked meanwhile.
     pub fn with_members_page<R>(
         &self,
@@ -93,7 +93,7 @@ impl Hub {
         after: Option<&MemberId>,
         bytes_max: usize,
         is_match: impl Fn(u64) -> bool,
-        tell: impl FnOnce(&[RemoteMember], bool) -> R,
+        give: impl FnOnce(&[RemoteMember], bool) -> R,
     ) -> R {
         self.with_channel(key, |_, state| {
             let (mut part, mut bytes, mut is_last) = (Vec::new(), 0, true);
@@ -108,7 +108,7 @@ impl Hub {
                 let (member, data) = (id.clone(), present.data.clone());
                 part.push(RemoteMember { member, owner, data, timestamp_ms: present.timestamp_ms });
             }
-            tell(&part, is_last)
+            give(&part, is_last)
         })
     }
 

@@ -42,7 +42,7 @@ impl ReplayBudget {
         self.held.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_exceeded(&self) -> bool {
         self.held() > self.buffers_bytes
     }
 

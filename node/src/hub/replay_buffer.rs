@@ -143,9 +143,9 @@ impl ReplayBuffer {
     }
 
     /// Drops all entries: no client can be replayed up to this position.
-    pub(super) fn restart(&mut self, mark: &ChannelPosition) {
+    pub(super) fn restart(&mut self, position: &ChannelPosition) {
         while self.drop_first() {}
-        self.begin.clone_from(mark);
+        self.begin.clone_from(position);
         self.has_dropped = true;
         self.cluster_backfill = ClusterBackfillState::No;
     }
@@ -263,14 +263,15 @@ impl ReplayBuffer {
     /// The start of the replay for a client with everything up to this position; none when the buffer may lack messages that the client
     /// needs.
     pub(super) fn find(&self, position: &Serial) -> Option<ReplayStart> {
-        if !position.covers(&self.begin.serial()) {
+        if !position.includes(&self.begin.serial()) {
             return None;
         }
         let last = |entry: &ReplayEntry| entry.delivery.last();
-        let lacks = |entry: &ReplayEntry| !position.covers_one(last(entry).incarnation, last(entry).sequence);
+        let lacks =
+            |entry: &ReplayEntry| !position.includes_one(last(entry).incarnation, last(entry).sequence);
         let first = self.entries.iter().position(lacks).unwrap_or(self.entries.len());
         let before = self.before(first);
-        Some(ReplayStart { after: before.offset, is_exact: before.serial().covers(position) })
+        Some(ReplayStart { after: before.offset, is_exact: before.serial().includes(position) })
     }
 
     /// The channel's position at an offset, if a delivery ends there.
@@ -345,47 +346,47 @@ mod tests {
         ChannelPosition::own(Stamp { incarnation: 9, sequence: offset })
     }
 
-    fn sequences(ring: &ReplayBuffer, after: u64) -> Vec<u64> {
-        ring.after(after, usize::MAX).iter().map(|delivery| delivery.offset()).collect()
+    fn sequences(buffer: &ReplayBuffer, after: u64) -> Vec<u64> {
+        buffer.after(after, usize::MAX).iter().map(|delivery| delivery.offset()).collect()
     }
 
     #[test]
     fn replay_buffer_gives_deliveries_after_position_in_order() {
-        let mut ring = ReplayBuffer::open(at(10), &budget(1 << 20, 1 << 20)).expect("the budget has room");
-        ring.push(delivery_of(11..=11), 0);
-        ring.push(delivery_of(12..=14), 0);
-        ring.push(delivery_of(15..=15), 0);
-        assert_eq!(sequences(&ring, 10), [11, 14, 15]);
-        assert_eq!(sequences(&ring, 13), [14, 15], "a delivery that is held in part is given");
-        assert_eq!(sequences(&ring, 14), [15]);
-        assert_eq!(sequences(&ring, 15), Vec::<u64>::new());
-        assert!(ring.reaches_back_to(10) && !ring.reaches_back_to(9));
-        assert_eq!(ring.after(10, 1).len(), 1, "at least one, however small the bound");
+        let mut buffer = ReplayBuffer::open(at(10), &budget(1 << 20, 1 << 20)).expect("the budget has room");
+        buffer.push(delivery_of(11..=11), 0);
+        buffer.push(delivery_of(12..=14), 0);
+        buffer.push(delivery_of(15..=15), 0);
+        assert_eq!(sequences(&buffer, 10), [11, 14, 15]);
+        assert_eq!(sequences(&buffer, 13), [14, 15], "a delivery that is held in part is given");
+        assert_eq!(sequences(&buffer, 14), [15]);
+        assert_eq!(sequences(&buffer, 15), Vec::<u64>::new());
+        assert!(buffer.reaches_back_to(10) && !buffer.reaches_back_to(9));
+        assert_eq!(buffer.after(10, 1).len(), 1, "at least one, however small the bound");
     }
 
     #[test]
     fn replay_buffer_drops_entries_older_than_twice_the_window() {
-        let mut ring = ReplayBuffer::open(at(0), &budget(1 << 20, 1 << 20)).expect("the budget has room");
-        ring.push(delivery_of(1..=1), 0);
-        ring.push(delivery_of(2..=2), 1);
-        ring.drop_old(2 * WINDOW_MS);
-        assert!(ring.reaches_back_to(0));
-        ring.drop_old(2 * WINDOW_MS + 1);
-        assert!(!ring.reaches_back_to(0) && ring.reaches_back_to(1));
+        let mut buffer = ReplayBuffer::open(at(0), &budget(1 << 20, 1 << 20)).expect("the budget has room");
+        buffer.push(delivery_of(1..=1), 0);
+        buffer.push(delivery_of(2..=2), 1);
+        buffer.drop_old(2 * WINDOW_MS);
+        assert!(buffer.reaches_back_to(0));
+        buffer.drop_old(2 * WINDOW_MS + 1);
+        assert!(!buffer.reaches_back_to(0) && buffer.reaches_back_to(1));
     }
 
     #[test]
-    fn a_ring_at_its_bound_and_one_past() {
+    fn replay_buffer_at_its_bound_and_one_past() {
         let one = delivery_of(1..=1).bytes();
-        let mut ring = ReplayBuffer::open(at(0), &budget(3 * one, 1 << 20)).expect("the budget has room");
+        let mut buffer = ReplayBuffer::open(at(0), &budget(3 * one, 1 << 20)).expect("the budget has room");
         for sequence in 1..=3 {
-            ring.push(delivery_of(sequence..=sequence), 0);
+            buffer.push(delivery_of(sequence..=sequence), 0);
         }
-        assert!(ring.reaches_back_to(0));
-        ring.push(delivery_of(4..=4), 0);
-        assert_eq!((ring.reach(), sequences(&ring, 1)), (1, vec![2, 3, 4]));
-        ring.push(delivery_of(5..=50), 0);
-        assert_eq!(ring.reach(), 50, "one that is larger than the whole ring is not kept");
+        assert!(buffer.reaches_back_to(0));
+        buffer.push(delivery_of(4..=4), 0);
+        assert_eq!((buffer.reach(), sequences(&buffer, 1)), (1, vec![2, 3, 4]));
+        buffer.push(delivery_of(5..=50), 0);
+        assert_eq!(buffer.reach(), 50, "one that is larger than the whole ring is not kept");
     }
 
     #[test]
@@ -407,13 +408,13 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_would_be_over_the_bound_is_not_begun() {
+    fn replay_buffer_beyond_the_budget_is_not_begun() {
         let budget = budget(1 << 20, 2 * BUFFER_BYTES);
-        let mut rings = [0, 1].map(|_| ReplayBuffer::open(at(0), &budget));
-        rings[0].as_mut().expect("within the bound").push(delivery_of(1..=1), 0);
-        assert!(rings.iter().all(Option::is_some), "messages can go");
+        let mut buffers = [0, 1].map(|_| ReplayBuffer::open(at(0), &budget));
+        buffers[0].as_mut().expect("within the bound").push(delivery_of(1..=1), 0);
+        assert!(buffers.iter().all(Option::is_some), "messages can go");
         assert!(ReplayBuffer::open(at(0), &budget).is_none());
-        drop(rings);
+        drop(buffers);
         assert!(ReplayBuffer::open(at(0), &budget).is_some());
     }
 }

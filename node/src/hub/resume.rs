@@ -67,7 +67,7 @@ pub struct ChannelBackfill {
     /// Each with the serial of a client that has it and everything before.
     pub deliveries: Vec<(MessageDelivery, Serial)>,
     /// Messages that the local replay leaves out.
-    pub has: Serial,
+    pub received: Serial,
 }
 
 impl Hub {
@@ -85,8 +85,8 @@ impl Hub {
     pub fn attach_resuming(&self, key: &ChannelKey, target: usize, position: &Serial) -> AttachResult {
         self.with_channel(key, |channel, state| {
             let (start, missed_ms) = self.start_and_age(state, position);
-            let mark = self.register(state, target);
-            AttachResult { channel: Arc::clone(channel), position: mark, start, missed_ms }
+            let attach_position = self.register(state, target);
+            AttachResult { channel: Arc::clone(channel), position: attach_position, start, missed_ms }
         })
     }
 
@@ -128,15 +128,17 @@ impl Hub {
     fn start_and_age(&self, state: &State, position: &Serial) -> (ResumeStart, u64) {
         let start = self.start(state, position);
         let missed_ms = match (start, &state.replay_buffer) {
-            (ResumeStart::Replay { after, .. }, Some(ring)) => ring.age_ms(after.offset, self.now_ms()),
+            (ResumeStart::Replay { after, .. }, Some(replay_buffer)) => {
+                replay_buffer.age_ms(after.offset, self.now_ms())
+            }
             _ => 0,
         };
         (start, missed_ms)
     }
 
     pub(super) fn register(&self, state: &mut State, target: usize) -> ChannelPosition {
-        if let Some(ring) = &mut state.replay_buffer {
-            ring.idle_ms = None;
+        if let Some(replay_buffer) = &mut state.replay_buffer {
+            replay_buffer.idle_ms = None;
         }
         state.attach_number = self.next_attach();
         state.targets |= 1 << target;
@@ -155,15 +157,15 @@ impl Hub {
             let here = state.retired.join_into(&state.position.serial());
             let position = &state.retired.complete(position, self.incarnation);
             // The position may name unknown incarnations, or be ahead of this node.
-            if !here.covers(position) {
+            if !here.includes(position) {
                 return ResumeStart::Unknown;
             }
-            if position.covers(&here) {
+            if position.includes(&here) {
                 return ResumeStart::Live;
             }
-            let replay = |ring: &ReplayBuffer| {
-                let ReplayStart { after, is_exact } = ring.find(position)?;
-                Some(ResumeStart::Replay { after: ring.local_offset(after), is_exact })
+            let replay = |replay_buffer: &ReplayBuffer| {
+                let ReplayStart { after, is_exact } = replay_buffer.find(position)?;
+                Some(ResumeStart::Replay { after: replay_buffer.local_offset(after), is_exact })
             };
             return state.replay_buffer.as_deref().and_then(replay).unwrap_or(ResumeStart::Unknown);
         }
@@ -178,8 +180,8 @@ impl Hub {
         let sequence = position.sequence_of(self.incarnation).or(is_of_others.then_some(0)).filter(|_| own);
         match (sequence.map(|sequence| state.position.offset_of(sequence)), &state.replay_buffer) {
             (Some(after), _) if after == offset => ResumeStart::Live,
-            (Some(after), Some(ring)) if after < offset && ring.reaches_back_to(after) => {
-                ResumeStart::Replay { after: ring.local_offset(after), is_exact: true }
+            (Some(after), Some(replay_buffer)) if after < offset && replay_buffer.reaches_back_to(after) => {
+                ResumeStart::Replay { after: replay_buffer.local_offset(after), is_exact: true }
             }
             _ => ResumeStart::Unknown,
         }
@@ -188,14 +190,17 @@ impl Hub {
 
 impl State {
     fn rewind(&self, count: usize, since_ms: u64) -> RewindStart {
-        let ring = self.replay_buffer.as_deref();
-        let back = ring.map(|ring| ring.rewind(count, since_ms));
-        let after = ring.zip(back).and_then(|(ring, back)| Some(ring.local_offset(back.after?)));
+        let replay_buffer = self.replay_buffer.as_deref();
+        let back = replay_buffer.map(|replay_buffer| replay_buffer.rewind(count, since_ms));
+        let after = replay_buffer
+            .zip(back)
+            .and_then(|(replay_buffer, back)| Some(replay_buffer.local_offset(back.after?)));
         RewindStart {
             after: after.unwrap_or(LocalOffset::end(self.position.offset)),
             found: back.map_or(0, |back| back.found),
             is_complete: back.is_some_and(|back| back.is_complete),
-            is_cluster_wide: ring.is_some_and(|ring| ring.cluster_backfill == ClusterBackfillState::Yes),
+            is_cluster_wide: replay_buffer
+                .is_some_and(|replay_buffer| replay_buffer.cluster_backfill == ClusterBackfillState::Yes),
         }
     }
 }
@@ -213,11 +218,10 @@ impl Channel {
         if after.offset == state.position.offset {
             return Some(ReplayPage { deliveries: Vec::new(), is_end: true });
         }
-        let ring = state
-            .replay_buffer
-            .as_ref()
-            .filter(|ring| ring.is_valid(after) && ring.reaches_back_to(after.offset))?;
-        let deliveries = ring.after(after.offset, bytes_max);
+        let replay_buffer = state.replay_buffer.as_ref().filter(|replay_buffer| {
+            replay_buffer.is_valid(after) && replay_buffer.reaches_back_to(after.offset)
+        })?;
+        let deliveries = replay_buffer.after(after.offset, bytes_max);
         let is_end = deliveries.last().is_some_and(|last| last.offset() == state.position.offset);
         Some(ReplayPage { deliveries, is_end })
     }
@@ -230,17 +234,17 @@ impl Channel {
         local_offset: LocalOffset,
         missed: Vec<ForwardedMessages>,
     ) -> Option<ChannelBackfill> {
-        let mut has = position.clone();
+        let mut received = position.clone();
         let mut deliveries = Vec::with_capacity(missed.len());
         for delivery in missed.into_iter().map(MessageDelivery::backfilled) {
-            has = has.join(&delivery.position().serial());
-            deliveries.push((delivery, has.clone()));
+            received = received.join(&delivery.position().serial());
+            deliveries.push((delivery, received.clone()));
         }
         let here = self.position_at(local_offset);
         // The peer has everything that was published here, except sequence gaps by design.
         let own = self.state.lock().position.own.incarnation;
-        has.advance(own, here.sequence_of(own).unwrap_or(0));
-        has.keeps_up_with(&here).then(|| ChannelBackfill { deliveries, has: has.join(&here) })
+        received.advance(own, here.sequence_of(own).unwrap_or(0));
+        received.keeps_up_with(&here).then(|| ChannelBackfill { deliveries, received: received.join(&here) })
     }
 
     /// Whether [`Channel::pull`] can continue after this offset.
@@ -263,18 +267,18 @@ impl Channel {
     /// resumed.
     pub fn position_at(&self, local_offset: LocalOffset) -> Serial {
         let state = self.state.lock();
-        let State { position: mark, replay_buffer: ring, .. } = &*state;
-        if local_offset.offset == mark.offset {
-            return mark.serial();
+        let State { position, replay_buffer, .. } = &*state;
+        if local_offset.offset == position.offset {
+            return position.serial();
         }
-        if mark.others.is_none() {
-            return Serial::single(mark.own.incarnation, mark.sequence_at(local_offset.offset));
+        if position.others.is_none() {
+            return Serial::single(position.own.incarnation, position.sequence_at(local_offset.offset));
         }
-        let known = ring.as_ref().and_then(|ring| ring.position_at(local_offset));
+        let known = replay_buffer.as_ref().and_then(|replay_buffer| replay_buffer.position_at(local_offset));
         known.map(ChannelPosition::serial).unwrap_or_default()
     }
 }
 
 fn reaches(state: &State, after: u64) -> bool {
-    state.replay_buffer.as_ref().is_some_and(|ring| ring.reaches_back_to(after))
+    state.replay_buffer.as_ref().is_some_and(|replay_buffer| replay_buffer.reaches_back_to(after))
 }

@@ -27,8 +27,8 @@ struct RetiredSequences {
 impl RetiredPositions {
     /// Removes these incarnations from the channel's position and reserves a sequence without a message, which separates later positions
     /// from earlier ones.
-    fn retire(&mut self, mark: &mut ChannelPosition, incarnations: &[u64]) {
-        let Some(others) = &mark.others else { return };
+    fn retire(&mut self, position: &mut ChannelPosition, incarnations: &[u64]) {
+        let Some(others) = &position.others else { return };
         let is_retired = |incarnation: &u64| incarnations.contains(incarnation);
         if !others.entries().iter().any(|(incarnation, _)| is_retired(incarnation)) {
             return;
@@ -42,15 +42,15 @@ impl RetiredPositions {
                 retired.sequences.advance(incarnation, sequence);
             }
         }
-        mark.others = Some(Arc::new(kept));
-        mark.own.sequence += 1;
-        retired.since = mark.own.sequence;
+        position.others = Some(Arc::new(kept));
+        position.own.sequence += 1;
+        retired.since = position.own.sequence;
     }
 
     /// Adds the retired sequences to a position that was given out after their removal.
     pub(super) fn complete(&self, position: &Serial, own: u64) -> Serial {
         match &self.0 {
-            Some(retired) if position.covers_one(own, retired.since) => position.join(&retired.sequences),
+            Some(retired) if position.includes_one(own, retired.since) => position.join(&retired.sequences),
             _ => position.clone(),
         }
     }
@@ -65,7 +65,9 @@ impl RetiredPositions {
     }
 
     pub(super) fn includes(&self, stamp: Stamp) -> bool {
-        self.0.as_ref().is_some_and(|retired| retired.sequences.covers_one(stamp.incarnation, stamp.sequence))
+        self.0
+            .as_ref()
+            .is_some_and(|retired| retired.sequences.includes_one(stamp.incarnation, stamp.sequence))
     }
 }
 

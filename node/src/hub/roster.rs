@@ -180,7 +180,7 @@ impl Roster {
             incarnations.entry(incarnation).or_insert(IncarnationDigests { members: 0, digests: [0; PARTS] });
         sum.members += 1;
         let part = &mut sum.digests[part_of(key)];
-        *part = part.wrapping_add(share(digest, owner));
+        *part = part.wrapping_add(contribution(digest, owner));
         drop(incarnations);
         if incarnation == self.own {
             let mut account = self.member_counts.entry(key.account().clone()).or_default();
@@ -194,7 +194,7 @@ impl Roster {
         if let Some(sum) = incarnations.get_mut(&incarnation) {
             sum.members -= 1;
             let part = &mut sum.digests[part_of(key)];
-            *part = part.wrapping_sub(share(digest, owner));
+            *part = part.wrapping_sub(contribution(digest, owner));
             if sum.members == 0 {
                 incarnations.remove(&incarnation);
             }
@@ -217,6 +217,6 @@ impl Roster {
 
 /// The contribution of a member to the digest of an incarnation. Includes the epoch, so that nodes which disagree about
 /// it have different digests.
-fn share(digest: u64, owner: SessionOwner) -> u64 {
+fn contribution(digest: u64, owner: SessionOwner) -> u64 {
     Digest::default().of(&digest.to_be_bytes()).of(&owner.epoch.to_be_bytes()).number()
 }

@@ -158,8 +158,8 @@ impl Channel {
             return;
         }
         news.iter().for_each(|stamp| state.position.receive(*stamp, 0));
-        if let Some(ring) = &mut state.replay_buffer {
-            ring.require_received(&news);
+        if let Some(replay_buffer) = &mut state.replay_buffer {
+            replay_buffer.require_received(&news);
         }
     }
 

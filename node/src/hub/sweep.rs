@@ -16,9 +16,9 @@ impl Hub {
         for channel in &channels {
             let mut state = channel.state.lock();
             let keep_ms = self.replay_budget.keep_ms;
-            if let Some(ring) = &mut state.replay_buffer {
-                ring.drop_old(now_ms);
-                if ring.idle_ms.is_some_and(|since_ms| since_ms + keep_ms < now_ms) {
+            if let Some(replay_buffer) = &mut state.replay_buffer {
+                replay_buffer.drop_old(now_ms);
+                if replay_buffer.idle_ms.is_some_and(|since_ms| since_ms + keep_ms < now_ms) {
                     state.replay_buffer = None;
                     self.remove_if_unused(channel, &mut state);
                 }
@@ -32,7 +32,7 @@ impl Hub {
     /// Evicts messages if the buffers are over their bound; otherwise costs one atomic load. To be called after buffers may have grown,
     /// without the lock of a channel.
     pub(super) fn enforce_budget(&self) {
-        if self.replay_budget.is_over() {
+        if self.replay_budget.is_exceeded() {
             self.evict_to(self.replay_budget.eviction_target());
         }
     }
@@ -45,12 +45,14 @@ impl Hub {
             let mut state = channel.state.lock();
             let attached = state.attach_number;
             // The buffer may have been dropped since the channel was taken out of the order.
-            let Some(ring) = state.replay_buffer.as_mut().filter(|ring| ring.is_listed(number)) else {
+            let Some(replay_buffer) =
+                state.replay_buffer.as_mut().filter(|replay_buffer| replay_buffer.is_listed(number))
+            else {
                 continue;
             };
             let over = self.replay_budget.held().saturating_sub(bytes_max);
-            let dropped = if attached == number { ring.evict(over, AT_ONCE) } else { Vec::new() };
-            ring.list(&channel, attached);
+            let dropped = if attached == number { replay_buffer.evict(over, AT_ONCE) } else { Vec::new() };
+            replay_buffer.list(&channel, attached);
             drop(state);
             drop(dropped);
         }

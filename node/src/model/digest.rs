@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stays_as_it_is_and_knows_parts_apart() {
+    fn digest_is_stable_and_tells_parts_apart() {
         let of = |parts: &[&str]| {
             parts.iter().fold(Digest::default(), |digest, part| digest.of(part.as_bytes())).number()
         };

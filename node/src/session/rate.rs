@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_burst_then_the_rate() {
+    fn rate_limit_grants_the_burst_and_then_the_rate() {
         let mut limit = RateLimit::default();
         assert!(limit.take(400, 200, 400, 0));
         assert!(!limit.take(1, 200, 400, 4));
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rate_no_limit() {
+    fn rate_limit_without_a_rate_grants_everything() {
         assert!(RateLimit::default().take(usize::MAX, 0, 0, 0));
     }
 }

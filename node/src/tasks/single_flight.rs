@@ -31,7 +31,7 @@ impl<T: Clone> SingleFlight<T> {
 
     /// Runs the work until no caller waits. If dropped before, the waiting callers get no answer.
     pub async fn run<F: Future<Output = T>>(&self, work: impl Fn() -> F) {
-        let mut running = FlightGuard { flight: self, is_over: false };
+        let mut running = FlightGuard { flight: self, is_complete: false };
         while let Some(answers) = running.next() {
             let done = work().await;
             for answer in answers {
@@ -44,14 +44,14 @@ impl<T: Clone> SingleFlight<T> {
 
 struct FlightGuard<'a, T> {
     flight: &'a SingleFlight<T>,
-    is_over: bool,
+    is_complete: bool,
 }
 
 impl<T> FlightGuard<'_, T> {
     fn next(&mut self) -> Option<Vec<oneshot::Sender<T>>> {
         let mut next = self.flight.next.lock();
         let answers = next.take().filter(|answers| !answers.is_empty());
-        self.is_over = answers.is_none();
+        self.is_complete = answers.is_none();
         *next = answers.is_some().then(Vec::new);
         answers
     }
@@ -59,7 +59,7 @@ impl<T> FlightGuard<'_, T> {
 
 impl<T> Drop for FlightGuard<'_, T> {
     fn drop(&mut self) {
-        if !self.is_over {
+        if !self.is_complete {
             *self.flight.next.lock() = None;
         }
     }

@@ -74,8 +74,8 @@ impl Limit {
     }
 
     /// Counts a refusal if it was because of this limit.
-    pub fn hit_if(self, is_over: bool) {
-        if is_over {
+    pub fn hit_if(self, is_exceeded: bool) {
+        if is_exceeded {
             self.hit();
         }
     }

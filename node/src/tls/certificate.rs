@@ -62,7 +62,7 @@ struct CertificateDigests {
     /// Digest of the last pair that was accepted or refused.
     done: [u8; 32],
     /// Digest of a pair that may be half replaced: refused if it is still there at the next poll.
-    doubtful: Option<[u8; 32]>,
+    refused_once: Option<[u8; 32]>,
 }
 
 impl Certificates {
@@ -76,7 +76,7 @@ impl Certificates {
             certificate: certificate.to_owned(),
             key: key.to_owned(),
             current: RwLock::new(config),
-            seen: Mutex::new(CertificateDigests { done: pair.digest(), doubtful: None }),
+            seen: Mutex::new(CertificateDigests { done: pair.digest(), refused_once: None }),
         }))
     }
 
@@ -93,24 +93,24 @@ impl Certificates {
         let pair = CertificatePair::read(&self.certificate, &self.key);
         let digest = pair.digest();
         if digest == seen.done {
-            seen.doubtful = None;
+            seen.refused_once = None;
             return Ok(false);
         }
         match pair.config() {
             Ok(config) => {
                 *self.current.write() = config;
-                *seen = CertificateDigests { done: digest, doubtful: None };
+                *seen = CertificateDigests { done: digest, refused_once: None };
                 metrics::gauge!(GENERATION).increment(1.0);
                 publish_stale(false);
                 tracing::info!(path = %self.certificate.display(), "certificate applied");
                 Ok(true)
             }
-            Err(_) if seen.doubtful != Some(digest) => {
-                seen.doubtful = Some(digest);
+            Err(_) if seen.refused_once != Some(digest) => {
+                seen.refused_once = Some(digest);
                 Ok(false)
             }
             Err(error) => {
-                *seen = CertificateDigests { done: digest, doubtful: None };
+                *seen = CertificateDigests { done: digest, refused_once: None };
                 publish_stale(true);
                 metrics::counter!("fanfare_tls_certificate_errors_total").increment(1);
                 tracing::error!(path = %error.path().display(), reason = %error, "certificate refused, nothing changed");

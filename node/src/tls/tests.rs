@@ -65,17 +65,17 @@ fn pair() -> (String, String) {
     (certificate.pem(), key.serialize_pem())
 }
 
-/// The server's socket: `incoming` is what it can read, `room` what it still takes.
+/// The server's socket: `incoming` is what it can read, `capacity` what it still takes.
 struct TlsTestPipe {
     incoming: VecDeque<u8>,
     ended: bool,
     outgoing: Vec<u8>,
-    room: usize,
+    capacity: usize,
 }
 
 impl TlsTestPipe {
     fn new() -> Self {
-        Self { incoming: VecDeque::new(), ended: false, outgoing: Vec::new(), room: usize::MAX }
+        Self { incoming: VecDeque::new(), ended: false, outgoing: Vec::new(), capacity: usize::MAX }
     }
 }
 
@@ -90,11 +90,11 @@ impl Read for TlsTestPipe {
 
 impl Write for TlsTestPipe {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = bytes.len().min(self.room);
+        let count = bytes.len().min(self.capacity);
         if count == 0 {
             return Err(ErrorKind::WouldBlock.into());
         }
-        self.room -= count;
+        self.capacity -= count;
         self.outgoing.extend_from_slice(&bytes[..count]);
         Ok(count)
     }

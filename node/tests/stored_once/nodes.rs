@@ -78,8 +78,9 @@ impl Nodes {
         let nodes = Self { apps, log, _folder: folder, _alone: alone };
         nodes.until_linked().await;
         let mut log = nodes.log.lock();
-        let (runs, policies) = (std::mem::take(&mut log.incarnations), std::mem::take(&mut log.policies));
-        *log = Log { incarnations: runs, policies, ..Log::default() };
+        let (incarnations, policies) =
+            (std::mem::take(&mut log.incarnations), std::mem::take(&mut log.policies));
+        *log = Log { incarnations, policies, ..Log::default() };
         drop(log);
         nodes
     }
@@ -93,8 +94,8 @@ impl Nodes {
         join_all((0..NODES).map(|node| Socket::open(self.addr(node), ""))).await
     }
 
-    pub(crate) fn node_of(&self, run: u64) -> usize {
-        self.log.lock().incarnations[&run]
+    pub(crate) fn node_of(&self, incarnation: u64) -> usize {
+        self.log.lock().incarnations[&incarnation]
     }
 
     pub(crate) fn reads(&self) -> u64 {

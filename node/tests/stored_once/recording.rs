@@ -132,14 +132,20 @@ impl HistoryStore for RecordingStore {
     }
 
     fn recent_policies(&self) -> BoxFuture<'static, Result<IncarnationPolicies, StoreError>> {
-        let kept = self.log.lock().policies.iter().map(|(run, policies)| (*run, *policies)).collect();
+        let kept = self
+            .log
+            .lock()
+            .policies
+            .iter()
+            .map(|(incarnation, policies)| (*incarnation, *policies))
+            .collect();
         Box::pin(std::future::ready(Ok(kept)))
     }
 
     fn announced_policies(&self) -> Option<u64> {
         let log = self.log.lock();
-        let (run, _) = log.incarnations.iter().find(|(_, node)| **node == self.node)?;
-        log.policies.get(run).copied()
+        let (incarnation, _) = log.incarnations.iter().find(|(_, node)| **node == self.node)?;
+        log.policies.get(incarnation).copied()
     }
 
     fn flush(&self) -> BoxFuture<'static, Result<(), StoreError>> {

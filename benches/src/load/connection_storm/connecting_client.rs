@@ -67,8 +67,8 @@ impl ConnectingClient {
         if self.stage == Stage::Upgrading && !self.upgraded()? {
             return Ok(());
         }
-        for said in self.read_replies()? {
-            self.advance(said)?;
+        for reply in self.read_replies()? {
+            self.advance(reply)?;
         }
         Ok(self.flush()?)
     }
@@ -90,8 +90,8 @@ impl ConnectingClient {
         Ok(true)
     }
 
-    fn advance(&mut self, said: ReplyKind) -> Result<()> {
-        match (self.stage, said) {
+    fn advance(&mut self, reply: ReplyKind) -> Result<()> {
+        match (self.stage, reply) {
             (Stage::Greeting, ReplyKind::Done) => {
                 let request = self.dialect.subscribe(REQUEST_ID, &self.channel, &self.welcome);
                 self.push(&request);
@@ -129,8 +129,8 @@ impl ConnectingClient {
         Ok(all)
     }
 
-    fn push(&mut self, said: &[u8]) {
-        write_client(self.dialect.opcode(), said, &mut self.unsent);
+    fn push(&mut self, payload: &[u8]) {
+        write_client(self.dialect.opcode(), payload, &mut self.unsent);
     }
 
     fn flush(&mut self) -> io::Result<()> {

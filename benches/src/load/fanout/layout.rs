@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_is_spread_alike_in_each_run() {
+    fn subscribers_are_spread_alike_in_each_run() {
         assert_eq!(layout().subscribed, layout().subscribed);
     }
 

@@ -72,7 +72,7 @@ struct ReaderSlot {
 struct Reader {
     link: Link,
     number: u32,
-    said: u32,
+    last_id: u32,
     stay: ServedPeriod,
     /// Size of the unread bytes, and the time since which it has not grown.
     unread_bytes: usize,
@@ -92,11 +92,11 @@ impl SlowReaders {
     pub(super) fn open(target: &Target, layout: &Arc<Layout>, subscribers: usize) -> Result<Self> {
         let channel = Layout::name(layout.channels() as u32);
         let listener = open(target, 1, |_| Some(channel.clone()))?.remove(0);
-        let place =
+        let slot =
             |subscriber| ReaderSlot { subscriber, current: None, in_doubt: Vec::new(), past: Vec::new() };
-        let places = (layout.reading..subscribers).map(place).collect();
+        let slots = (layout.reading..subscribers).map(slot).collect();
         let (target, layout, finder) = (target.clone(), Arc::clone(layout), Finder::default());
-        let mut readers = Self { target, layout, channel, listener, finder, slots: places, opened: 0 };
+        let mut readers = Self { target, layout, channel, listener, finder, slots, opened: 0 };
         (0..readers.slots.len()).try_for_each(|at| readers.replace(at))?;
         Ok(readers)
     }
@@ -121,23 +121,22 @@ impl SlowReaders {
     /// Gives the figures of the slow readers between two times.
     pub(super) fn outcome(&self, from_ns: u64, until_ns: u64) -> SlowReaderStats {
         let least = |since: fn(&ServedPeriod) -> Option<u64>| {
-            let shares =
-                self.slots.iter().map(|place| share(place.served_periods(), since, from_ns, until_ns));
+            let shares = self.slots.iter().map(|slot| share(slot.served_periods(), since, from_ns, until_ns));
             shares.fold(1.0, f64::min)
         };
         SlowReaderStats {
             attached: least(|stay| Some(stay.from_ns)),
             blocked: least(|stay| stay.blocked_ns),
-            given_up: self.slots.iter().map(|place| place.past.len() + place.in_doubt.len()).sum(),
+            given_up: self.slots.iter().map(|slot| slot.past.len() + slot.in_doubt.len()).sum(),
         }
     }
 
     fn listen(&mut self, shared: &mut [u8]) -> Result<()> {
-        let Self { listener, finder, slots: places, .. } = self;
+        let Self { listener, finder, slots, .. } = self;
         let read = listener.read(os::monotonic_ns(), shared, |piece| {
             finder.each(piece, |stamp| {
-                let readers = places.iter_mut().flat_map(|place| {
-                    place.current.iter_mut().chain(place.in_doubt.iter_mut().map(|(reader, _)| reader))
+                let readers = slots.iter_mut().flat_map(|slot| {
+                    slot.current.iter_mut().chain(slot.in_doubt.iter_mut().map(|(reader, _)| reader))
                 });
                 for reader in readers.filter(|reader| reader.number == stamp.sequence) {
                     reader.stay.until_ns = reader.stay.until_ns.max(stamp.sent_ns);
@@ -154,16 +153,16 @@ impl SlowReaders {
         let Some(reader) = &mut self.slots[at].current else { return self.replace(at) };
         reader.look(now_ns);
         let stamp = Stamp { sent_ns: now_ns, sequence: reader.number };
-        reader.said += 1;
-        let request = dialect.publish(reader.said, &self.channel, &stamp.data(DATA_BYTES_MIN));
+        reader.last_id += 1;
+        let request = dialect.publish(reader.last_id, &self.channel, &stamp.data(DATA_BYTES_MIN));
         let is_silent = now_ns.saturating_sub(reader.stay.until_ns) > SILENCE_NS;
         if is_silent || reader.link.send(request).is_err() { self.replace(at) } else { Ok(()) }
     }
 
     fn replace(&mut self, at: usize) -> Result<()> {
-        let place = &mut self.slots[at];
-        place.in_doubt.extend(place.current.take().map(|reader| (reader, os::monotonic_ns())));
-        let own = self.layout.channels_of(place.subscriber).iter().map(|channel| Layout::name(*channel));
+        let slot = &mut self.slots[at];
+        slot.in_doubt.extend(slot.current.take().map(|reader| (reader, os::monotonic_ns())));
+        let own = self.layout.channels_of(slot.subscriber).iter().map(|channel| Layout::name(*channel));
         // In some protocols a client must be attached to publish. Such a subscriber does not read its own messages
         // either.
         let spoken_on = self.target.dialect.publishers_listen().then(|| self.channel.clone());
@@ -172,8 +171,8 @@ impl SlowReaders {
         self.opened += 1;
         let now_ns = os::monotonic_ns();
         let stay = ServedPeriod { from_ns: now_ns, until_ns: now_ns, blocked_ns: None };
-        let (number, said) = (self.opened, FIRST_ID);
-        place.current = Some(Reader { link, number, said, stay, unread_bytes: 0, still_since_ns: now_ns });
+        let (number, last_id) = (self.opened, FIRST_ID);
+        slot.current = Some(Reader { link, number, last_id, stay, unread_bytes: 0, still_since_ns: now_ns });
         Ok(())
     }
 }
@@ -198,10 +197,10 @@ impl ReaderSlot {
     /// Closes subscribers in doubt whose end is known: all their messages were received after all, or none for
     /// `DOUBT_NS`.
     fn resolve_in_doubt(&mut self, now_ns: u64) {
-        let Self { in_doubt: doubted, past, .. } = self;
-        doubted.retain(|(reader, doubted_ns)| {
-            let is_received = reader.stay.until_ns + 2 * GLANCE.as_nanos() as u64 >= *doubted_ns;
-            let is_known = is_received || now_ns.saturating_sub(*doubted_ns) > DOUBT_NS;
+        let Self { in_doubt, past, .. } = self;
+        in_doubt.retain(|(reader, since_ns)| {
+            let is_received = reader.stay.until_ns + 2 * GLANCE.as_nanos() as u64 >= *since_ns;
+            let is_known = is_received || now_ns.saturating_sub(*since_ns) > DOUBT_NS;
             past.extend(is_known.then_some(reader.stay));
             !is_known
         });

@@ -35,7 +35,8 @@ pub(super) struct FalseDeath {
 pub(super) struct PeerEventCounts {
     /// Lines that say that a node was suspected, after 1.5 s without a sign of life.
     pub(super) suspected: usize,
-    pub(super) dead: usize,
+    #[serde(rename = "dead")]
+    pub(super) down: usize,
     /// Stalls of a node's gossip for 2 s or more, which the node reports of itself.
     pub(super) paused: usize,
     /// Restarts in place after a process stall.
@@ -88,7 +89,7 @@ impl FalseDeath {
         let what =
             format!("{NODES} nodes, {minutes} minutes without CPU to spare: held for dead, or begun anew");
         let too_short = (*minutes < MINUTES).then(|| format!("minutes are fewer than {MINUTES}: {minutes}"));
-        Bar::at_most(what, (peer_events.dead + peer_events.restarted) as f64, 0.0, |count| {
+        Bar::at_most(what, (peer_events.down + peer_events.restarted) as f64, 0.0, |count| {
             format!("{count:.0}")
         })
         .judged_unless(too_short)
@@ -107,8 +108,8 @@ impl FalseDeath {
             "links down",
         ];
         let mut table = Table::new(&title, &columns);
-        let PeerEventCounts { suspected, dead, paused, restarted, links_down } = peer_events;
-        let counts = [suspected, dead, paused, restarted, links_down].map(ToString::to_string);
+        let PeerEventCounts { suspected, down, paused, restarted, links_down } = peer_events;
+        let counts = [suspected, down, paused, restarted, links_down].map(ToString::to_string);
         let cells = [format!("{:.1} %", busy * 100.0), format!("{nodes_cpu:.3}")].into_iter().chain(counts);
         table.row(&format!("beside {burning_threads} threads that only burn"), 1, cells.collect());
         table.text()
@@ -133,7 +134,7 @@ impl PeerEventCounts {
         for line in log.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
             match &*line.message {
                 "peer suspected" => self.suspected += 1,
-                "peer is down" => self.dead += 1,
+                "peer is down" => self.down += 1,
                 "gossip stalled: peers may have declared this node down" => self.paused += 1,
                 "restarted in place after a process stall" => {
                     self.restarted += 1;
@@ -183,7 +184,7 @@ mod tests {
         );
         assert_eq!(
             peer_events,
-            PeerEventCounts { suspected: 1, dead: 1, paused: 0, restarted: 1, links_down: 1 }
+            PeerEventCounts { suspected: 1, down: 1, paused: 0, restarted: 1, links_down: 1 }
         );
     }
 

@@ -52,7 +52,7 @@ impl Link {
         let mut source = Command::new(&places.bare);
         source.arg("link-source").arg("--cluster-key-file").arg(&key);
         source.arg("--folder").arg(folder.path().join("source"));
-        source.args(["--sink", &sink.said, "--sink-pid", &sink.pid().to_string()]);
+        source.args(["--sink", &sink.first_line, "--sink-pid", &sink.pid().to_string()]);
         source.args(["--fed", if self.fed == FeedMode::Encoded { "encoded" } else { "published" }]);
         source.args(["--together", &self.together.to_string(), "--bytes", &MESSAGE_BYTES.to_string()]);
         source.args(["--seconds", &seconds.to_string()]);

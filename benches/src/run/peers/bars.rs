@@ -390,7 +390,7 @@ pub(super) mod tests {
             opening: cost(),
             holding: cost(),
             received: 2.0,
-            said: 2.0,
+            sent: 2.0,
         };
         let held = |contender| Row { runs: vec![held(), held(), held()], ..Row::new(contender) };
         let idle = vec![held(Contender::Fanfare), held(Contender::Baseline)];

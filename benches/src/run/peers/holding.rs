@@ -87,7 +87,7 @@ mod tests {
             opening: cost(),
             holding: cost(),
             received: 2.0,
-            said: 2.0,
+            sent: 2.0,
         }
     }
 

@@ -116,7 +116,7 @@ impl Comparison<'_> {
 
     /// Measures all that can be measured, printing each table as soon as it is known, and gives the failures as text.
     pub(super) fn measure(&self) -> (Measurements, Vec<String>) {
-        let tell = |table: String| eprint!("\n{table}");
+        let print = |table: String| eprint!("\n{table}");
         let asked = |part| self.options.is_asked(part, &self.contenders);
         let (mut measured, mut failures) = (Measurements::default(), Vec::new());
         for workload in workload::of_parts(asked) {
@@ -126,7 +126,7 @@ impl Comparison<'_> {
             });
             failures.extend(faults_of_fanfare(&title, &rows));
             let fixed = FixedRate { workload, rows };
-            tell(table::fixed_table(&fixed));
+            print(table::fixed_table(&fixed));
             measured.fixed.push(fixed);
         }
         for message_bytes in workload::W2_BYTES.into_iter().filter(|_| asked(Part::Most)) {
@@ -134,32 +134,32 @@ impl Comparison<'_> {
             let most = |contender| self.most(contender, message_bytes);
             let rows = self.rows_of(Part::Most, &title, &mut failures, most);
             let most = HighestRate { message_bytes, rows };
-            tell(table::most_table(&most));
+            print(table::most_table(&most));
             measured.most.push(most);
         }
         if asked(Part::W3) {
             measured.idle = self.idle(&mut failures);
-            tell(table::idle_table(&measured.idle));
+            print(table::idle_table(&measured.idle));
         }
         if asked(Part::W4) {
             measured.connection_storms = self.connection_storms(&mut failures);
-            tell(table::storm_table(&measured.connection_storms));
+            print(table::storm_table(&measured.connection_storms));
         }
         if asked(Part::W5) {
             let (publish, ended) = self.durable();
             failures.extend(ended.err().map(|error| format!("durable publishes: {error}")));
-            tell(table::durable_table(&publish));
+            print(table::durable_table(&publish));
             measured.durable = Some(publish);
         }
         if asked(Part::W6) {
             measured.crowds = self.crowds(&mut failures);
-            tell(table::crowd_table(&measured.crowds));
+            print(table::crowd_table(&measured.crowds));
         }
         if asked(Part::W7) {
             let workload = workload::hundred();
             let rows = self.slow_reader(workload, &mut failures);
             let slow = SlowReaderRows { workload, rows };
-            tell(table::slow_table(&slow));
+            print(table::slow_table(&slow));
             measured.slow = Some(slow);
         }
         (measured, failures)

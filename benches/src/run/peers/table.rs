@@ -118,7 +118,7 @@ pub(super) fn idle_table(rows: &[Row<IdleOutcome>]) -> String {
             format!("{:.2}", median(runs, |run| run.socket_bytes / 1024.0)),
             spread(runs, 2, holding_us),
             multiple(fanfare, us),
-            pair(median(runs, |run| run.received), median(runs, |run| run.said)),
+            pair(median(runs, |run| run.received), median(runs, |run| run.sent)),
             format!("{:.0}", median(runs, |run| run.holding.wall_s)),
             format!("{:.2}", median(runs, |run| generator_cores(&run.holding))),
         ];

@@ -184,27 +184,27 @@ impl Bench<'_> {
         let Options { repetitions, seconds, warm_up, .. } = *self.options;
         let mut writing: Vec<Writing> = SHAPES.into_iter().map(Writing::new).collect();
         let mut reading = Reading::default();
-        let mut tell = |what: &str, result: Result<()>| {
+        let mut record = |what: &str, result: Result<()>| {
             if let Err(error) = result {
                 failures.push(format!("{}: {what}: {error}", database.title));
             }
         };
         // A node that starts creates the tables.
-        tell("the schema", self.node(database).map(drop));
+        record("the schema", self.node(database).map(drop));
         for shape in SHAPES {
-            tell("warm-up", writing::bare(shape, self, database, warm_up.div_ceil(2)).map(drop));
+            record("warm-up", writing::bare(shape, self, database, warm_up.div_ceil(2)).map(drop));
         }
         for repetition in 1..=repetitions {
             for writing in &mut writing {
                 let title = writing.shape.title();
                 eprintln!("bench: {}: {title}, {repetition} of {repetitions}", database.title);
-                tell(&title, writing.measure(self, database, seconds));
+                record(&title, writing.measure(self, database, seconds));
             }
         }
-        tell("warm-up", Reading::default().measure(self, database, warm_up.div_ceil(2)));
+        record("warm-up", Reading::default().measure(self, database, warm_up.div_ceil(2)));
         for repetition in 1..=repetitions {
             eprintln!("bench: {}: pages of history, {repetition} of {repetitions}", database.title);
-            tell("pages of history", reading.measure(self, database, seconds));
+            record("pages of history", reading.measure(self, database, seconds));
         }
         Measurements { database: database.title.clone(), writing, reading }
     }

@@ -148,7 +148,7 @@ impl Bench {
         let mut command = Command::new(&self.this);
         command.arg("webhook-receiver");
         let process = Companion::start(command)?;
-        let address = process.said.parse()?;
+        let address = process.first_line.parse()?;
         Ok(Receiver { _process: process, address })
     }
 

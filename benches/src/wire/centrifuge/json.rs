@@ -45,7 +45,7 @@ mod tests {
         let mut pings = 0;
         let dialect = Dialect::CentrifugeJson;
         let frame = b"{\"push\":{}}\n{}\n{\"push\":{}}";
-        dialect.each(frame, |said| pings += usize::from(dialect.pong(said).is_some()));
+        dialect.each(frame, |payload| pings += usize::from(dialect.pong(payload).is_some()));
         assert_eq!(pings, 1);
     }
 }

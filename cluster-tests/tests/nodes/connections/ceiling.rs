@@ -81,10 +81,10 @@ async fn a_client_that_reads_no_status_is_refused_within_the_socket() {
         assert_eq!(status, 101);
         let mut refused = Socket::refused(raw, query.contains("msgpack"));
         let (frames, ended) = refused.to_end(SOON).await;
-        let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
-        assert_eq!((&said["op"], &said["code"]), (&json!(4), &json!(42900)));
-        assert_eq!(said["reason"], "connection_limit");
-        assert!(said["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{said}");
+        let [frame] = &frames[..] else { unreachable!("one frame: {frames:?}") };
+        assert_eq!((&frame["op"], &frame["code"]), (&json!(4), &json!(42900)));
+        assert_eq!(frame["reason"], "connection_limit");
+        assert!(frame["reconnectAfterMs"].as_u64().is_some_and(|ms| ms > 0), "{frame}");
         assert_eq!(ended, SocketEnd::Closed(4029));
     }
     assert_eq!(count(&node, KEY).await["connections"], 1);

@@ -195,8 +195,8 @@ async fn closing_a_client_ends_all_its_connections_and_no_other() {
     assert_eq!((answer.status, answer.json()), (200, json!({"closed": 2})));
     for socket in [&mut text, &mut binary] {
         let (frames, ended) = socket.to_end(SOON).await;
-        let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
-        assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40160)));
+        let [frame] = &frames[..] else { unreachable!("one frame: {frames:?}") };
+        assert_eq!((&frame["op"], &frame["code"]), (&json!(7), &json!(40160)));
         assert_eq!(ended, SocketEnd::Closed(4003));
     }
     for socket in [&mut other_client, &mut anonymous, &mut other_account] {

@@ -66,8 +66,8 @@ async fn a_token_beyond_its_key_is_closed_and_one_within_it_goes_on() {
     let mut beyond = Socket::open_as(&node, "", &token(r#"{"news":["publish"]}"#)).await;
     node.replace_directory(&directory(READ));
     let (frames, ended) = beyond.to_end(LIVE).await;
-    let [said] = &frames[..] else { unreachable!("one frame: {frames:?}") };
-    assert_eq!((&said["op"], &said["code"]), (&json!(7), &json!(40100)));
+    let [frame] = &frames[..] else { unreachable!("one frame: {frames:?}") };
+    assert_eq!((&frame["op"], &frame["code"]), (&json!(7), &json!(40100)));
     assert_eq!(ended, SocketEnd::Closed(4001));
     within.publish("chat", json!({})).await;
 }

@@ -84,7 +84,7 @@ async fn a_key_is_good_for_its_owner_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_the_window_it_is_another_connection() {
+async fn connection_id_is_new_after_the_resume_window() {
     let node = Node::start(NodeOptions::default().limit("resume_window_ms", 200)).await;
     let first = Socket::open(&node, "").await;
     let (id, resume) = (id_of(&first).clone(), resume_of(&first));
@@ -105,7 +105,7 @@ async fn after_the_window_it_is_another_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn at_the_ceiling_of_its_tenant_a_connection_is_taken_over() {
+async fn session_takeover_succeeds_at_the_tenant_ceiling() {
     let everything = r#"{ "*" = ["subscribe", "publish"] }"#;
     let directory =
         Directory::default().tenant("acme", Some(1)).account_of_tenant("acme").key("one", "s1", everything);

@@ -29,7 +29,7 @@ async fn several_restarts_lose_nothing_either() {
 
 /// Only the missed messages were published after the position, on a channel with messages of an earlier incarnation.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
+async fn channel_quiet_for_an_incarnation_is_resumed_after_it() {
     let mut node = node().await;
     publish(&mut Socket::open(&node, "").await, "a", 0..5).await;
     node.restart().await;
@@ -37,17 +37,17 @@ async fn a_channel_that_was_quiet_all_the_run_is_resumed_too() {
     let serial = socket.attach("a").await["serial"].clone();
     cut(socket);
     publish(&mut Socket::open(&node, "").await, "a", 5..8).await;
-    for run in 0..2 {
+    for round in 0..2 {
         let mut socket = Socket::open(&node, "").await;
-        assert_eq!(attach_after(&mut socket, "a", &serial).await["resumed"], true, "{run}");
+        assert_eq!(attach_after(&mut socket, "a", &serial).await["resumed"], true, "{round}");
         let mut seen = Vec::new();
         while seen.len() < 3 {
             let frame = socket.find("what follows", |frame| frame["channel"] == "a").await;
-            assert_eq!(frame["op"], 13, "{run}: {frame}");
+            assert_eq!(frame["op"], 13, "{round}: {frame}");
             let messages = frame["messages"].as_array().expect("messages");
             seen.extend(messages.iter().map(|message| message["data"].clone()));
         }
-        assert_eq!(seen, [5, 6, 7], "{run}");
+        assert_eq!(seen, [5, 6, 7], "{round}");
         node.restart().await;
     }
 }
@@ -68,7 +68,7 @@ async fn connection_is_resumed_after_several_restarts() {
 
 /// An incarnation that lives longer than the resume window retires all earlier ones, whatever restarts follow.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_run_is_the_end_of_those_before() {
+async fn long_incarnation_ends_positions_of_earlier_ones() {
     let mut node = Node::start(unlimited().limit("resume_window_ms", 1_000)).await;
     let follower = begin(&node, "a").await;
     node.restart().await;

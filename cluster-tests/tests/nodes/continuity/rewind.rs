@@ -51,7 +51,7 @@ async fn the_last_messages_come_first_and_then_what_follows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_empty_channel_and_one_with_less_than_asked() {
+async fn rewind_of_an_empty_or_short_channel_gives_what_it_has() {
     let node = node().await;
     let mut socket = Socket::open(&node, "").await;
     let attached = attach_back(&mut socket, "empty", "10").await;
@@ -65,7 +65,7 @@ async fn an_empty_channel_and_one_with_less_than_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_time_reaches_as_far_as_it_says() {
+async fn rewind_by_time_reaches_back_exactly_that_far() {
     let node = node().await;
     let mut publisher = Socket::open(&node, "").await;
     publish(&mut publisher, "a", 0..5).await;
@@ -102,13 +102,14 @@ async fn a_rewind_is_resumed_where_it_was_cut() {
         let attached = attach_after(&mut socket, "a", &follower.serial).await;
         assert_eq!(attached["resumed"], true);
         let own = socket.ask(json!({"op": 8, "channel": "b"})).await["serial"].clone();
-        let run = |serial: &Value| serial.as_str().and_then(|text| text.split('.').next()).map(str::to_owned);
-        assert_eq!(run(&follower.serial), run(&own));
+        let incarnation_of =
+            |serial: &Value| serial.as_str().and_then(|text| text.split('.').next()).map(str::to_owned);
+        assert_eq!(incarnation_of(&follower.serial), incarnation_of(&own));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn none_is_missed_or_given_twice_while_others_publish() {
+async fn rewind_during_publishes_has_no_gap_and_no_repeat() {
     let node = Node::start(unlimited().limit("ring_bytes", 20_000)).await;
     let mut publisher = Socket::open(&node, "").await;
     publish(&mut publisher, "a", 0..500).await;
@@ -128,7 +129,7 @@ async fn none_is_missed_or_given_twice_while_others_publish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_capability_history_it_is_cut_to_the_window() {
+async fn rewind_without_history_capability_is_cut_to_window() {
     cut_to_the_window(false).await;
 }
 
@@ -158,7 +159,7 @@ async fn cut_to_the_window(is_recent: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_history_it_gives_what_is_recent() {
+async fn rewind_without_history_gives_recent_messages() {
     let account = Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false");
     let node = Node::start(unlimited().directory(account.key("k", "s", directory::ALL), "s.k")).await;
     let mut publisher = Socket::open(&node, "").await;

@@ -144,7 +144,7 @@ async fn resume_after_a_restart_and_the_window_gets_resumed_false() {
 
 /// A client whose missed messages are not in the store does not get `resumed: true`.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_history_the_ring_is_all_there_is() {
+async fn channel_without_history_resumes_from_its_replay_buffer() {
     let account = Directory::default().account("acme").channels("pattern = \"off:*\"\nhistory = false");
     let directory = account.key("k", "s", directory::ALL);
     let mut node = Node::start(forgetful().directory(directory, "s.k")).await;

@@ -62,9 +62,10 @@ async fn members_of_a_channel_and_of_a_connection() {
 async fn members_of_the_node_and_of_an_account_in_bytes() {
     let accounts = Directory::default().account("acme").key("k1", "secret", ALL);
     let accounts = accounts.account("other").key("k2", "secret", ALL);
-    let room = 40 * (1024 + "c0".len() as u64 + "m".len() as u64 + 1000);
+    let presence_bytes = 40 * (1024 + "c0".len() as u64 + "m".len() as u64 + 1000);
     let node =
-        Node::start(NodeOptions::default().directory(accounts, KEY).limit("presence_bytes", room)).await;
+        Node::start(NodeOptions::default().directory(accounts, KEY).limit("presence_bytes", presence_bytes))
+            .await;
     let data = |bytes: usize| json!("x".repeat(bytes - 2));
     let enter = |n: usize, bytes| enter(&format!("c{}", n % 10), "m", data(bytes));
 

@@ -66,7 +66,7 @@ async fn node_without_a_broker_keeps_undelivered_queue_messages() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outbox_of_a_dead_node_is_drained_into_its_queue() {
+async fn outbox_of_a_down_node_is_drained_into_its_queue() {
     let Some(broker) = RabbitMq::shared().await else { return };
     let relay = Proxy::to(broker.addr()).await;
     let mut node = behind(&relay, &broker, NodeOptions::default()).await;

@@ -118,30 +118,30 @@ enum SettingInput {
 struct WrongSetting {
     given: SettingInput,
     /// Text that the message must contain.
-    said: String,
+    message: String,
     is_warning: bool,
 }
 
 /// Texts that are refused, from any source.
-fn all(texts: &[&str], said: &str) -> Vec<WrongSetting> {
+fn all(texts: &[&str], message: &str) -> Vec<WrongSetting> {
     let wrong = |text: &&str| WrongSetting {
         given: SettingInput::Text((*text).to_owned()),
-        said: said.to_owned(),
+        message: message.to_owned(),
         is_warning: false,
     };
     texts.iter().map(wrong).collect()
 }
 
 /// Texts that are accepted with a warning.
-fn odd(texts: &[&str], said: &str) -> Vec<WrongSetting> {
-    all(texts, said).into_iter().map(|wrong| WrongSetting { is_warning: true, ..wrong }).collect()
+fn odd(texts: &[&str], message: &str) -> Vec<WrongSetting> {
+    all(texts, message).into_iter().map(|wrong| WrongSetting { is_warning: true, ..wrong }).collect()
 }
 
 /// Values of another type, which only the file can express.
-fn toml(values: &[&'static str], said: &str) -> Vec<WrongSetting> {
+fn toml(values: &[&'static str], message: &str) -> Vec<WrongSetting> {
     let wrong = |value: &&'static str| WrongSetting {
         given: SettingInput::Toml(value),
-        said: said.to_owned(),
+        message: message.to_owned(),
         is_warning: false,
     };
     values.iter().map(wrong).collect()
@@ -398,13 +398,14 @@ fn every_setting_with_a_wrong_value_of_any_sort_is_named() {
                 }
             }
             for (source, found) in results {
-                let said = if wrong.is_warning { &found.warnings } else { &found.mistakes };
+                let reported = if wrong.is_warning { &found.warnings } else { &found.mistakes };
                 let is_named = |location: &str| {
                     location == variable
                         || Some(location) == flag.as_deref()
                         || location.ends_with(&format!(": {key}"))
                 };
-                if !said.iter().any(|said| is_named(&said.location) && said.problem.contains(&wrong.said)) {
+                if !reported.iter().any(|one| is_named(&one.location) && one.problem.contains(&wrong.message))
+                {
                     let lines: Vec<_> =
                         found.mistakes.iter().chain(&found.warnings).map(ToString::to_string).collect();
                     silent.push(format!("{key}, {source}, {wrong:?}: {lines:?}"));

@@ -245,8 +245,8 @@ mod tests {
         let stamp = |sequence| Stamp { incarnation: 7, sequence };
         let settled = settled(v1::IdsSettled { ids: Some(written()), sequences: vec![3, 5] }, 7);
         assert_eq!(settled, Ok((scope(), vec![("a".into(), stamp(3)), ("b".into(), stamp(5))])));
-        let said = vec![(4, IdConflict::Known(stamp(9))), (0, IdConflict::UnderWay)];
-        assert_eq!(taken(write_taken(&said)), Ok(said));
+        let conflicts = vec![(4, IdConflict::Known(stamp(9))), (0, IdConflict::UnderWay)];
+        assert_eq!(taken(write_taken(&conflicts)), Ok(conflicts));
     }
 
     #[test]

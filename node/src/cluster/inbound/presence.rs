@@ -72,9 +72,9 @@ pub(super) fn members(
 }
 
 /// Reads a sync message; None for a kind of a later minor version.
-pub(super) fn sync_message(said: v1::PresenceSync) -> Result<Option<PresenceSyncMessage>, MalformedItem> {
+pub(super) fn sync_message(message: v1::PresenceSync) -> Result<Option<PresenceSyncMessage>, MalformedItem> {
     use v1::presence_sync::Kind;
-    Ok(Some(match said.kind {
+    Ok(Some(match message.kind {
         Some(Kind::Begun(v1::PresenceBegun { number, parts })) => {
             PresenceSyncMessage::SnapshotBegin { number, parts }
         }

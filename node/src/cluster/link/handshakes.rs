@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn there_are_never_more_than_places() {
+    async fn handshakes_never_exceed_their_bound() {
         let handshakes = Handshakes::new();
         let mut slots = Vec::new();
         for _ in 0..HANDSHAKES_MAX {

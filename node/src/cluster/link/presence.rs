@@ -47,9 +47,9 @@ impl PeerItem {
         }))
     }
 
-    pub fn presence_sync(said: PresenceSyncMessage) -> Self {
+    pub fn presence_sync(message: PresenceSyncMessage) -> Self {
         use v1::presence_sync::Kind;
-        let kind = match said {
+        let kind = match message {
             PresenceSyncMessage::SnapshotBegin { number, parts } => {
                 Kind::Begun(v1::PresenceBegun { number, parts })
             }

@@ -143,16 +143,16 @@ impl DuplicateIds {
         current_state: LivenessState,
         liveness: &Liveness,
     ) -> bool {
-        let is_dead = current_state == LivenessState::Down;
+        let is_down = current_state == LivenessState::Down;
         let last_seen = liveness.last_seen(rival.incarnation);
         let is_back = self
             .given_up
             .get(&rival.incarnation)
             .is_none_or(|at| last_seen.is_some_and(|last_seen| last_seen > *at));
         let lives = match liveness.state(rival.incarnation) {
-            LivenessState::Alive => is_dead || !rival.facts.draining,
+            LivenessState::Alive => is_down || !rival.facts.draining,
             // Perhaps only other nodes hear it.
-            LivenessState::Suspect => is_dead && rival.generation > current.generation,
+            LivenessState::Suspect => is_down && rival.generation > current.generation,
             LivenessState::Down => false,
         };
         lives && is_back
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_takes_the_place_of_one_that_does_not_answer() {
+    fn incarnation_replaces_one_that_does_not_answer() {
         // Whether or not the clock has gone back.
         for generation in [0, 2] {
             let (mut seen, later) = (DuplicateIdTest::new(), gossip_member(LATER, generation));
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_lives_on_keeps_its_place_until_it_is_dead() {
+    fn live_incarnation_is_not_replaced_until_it_is_down() {
         let (mut seen, both) = (DuplicateIdTest::new(), [gossip_member(EARLIER, 1), gossip_member(LATER, 2)]);
         assert_eq!(seen.sees(&both, 100), (EARLIER, vec![EARLIER]));
         seen.see(EARLIER, 150);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn another_run_of_one_that_drains_or_is_dead_counts_at_once() {
+    fn incarnation_replaces_draining_or_down_one_at_once() {
         let mut draining = gossip_member(EARLIER, 1);
         draining.facts.draining = true;
         assert_eq!(DuplicateIdTest::new().sees(&[draining, gossip_member(LATER, 2)], 100), (LATER, vec![]));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_at_the_address_of_another_takes_its_place_once() {
+    fn incarnation_at_the_same_address_replaces_another_once() {
         let both = [
             gossip_member(EARLIER, 1),
             ClusterMember { gossip: gossip_member(EARLIER, 1).gossip, ..gossip_member(LATER, 2) },
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_that_drain_none_takes_the_place_of_the_other() {
+    fn draining_incarnation_replaces_no_draining_one() {
         let draining = |mut member: ClusterMember| {
             member.facts.draining = true;
             member
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn of_each_run_counts_what_it_said_last() {
+    fn latest_gossip_of_each_incarnation_counts() {
         let all = [
             gossip_member(LATER, 1),
             gossip_member(EARLIER, 1),

@@ -85,14 +85,9 @@ impl Liveness {
     pub(in crate::cluster) fn record_seen(&mut self, incarnation: u64, at: Instant) {
         let Some(watched) = self.watched.get_mut(&incarnation) else { return };
         if watched.last_seen.is_none_or(|last_seen| last_seen < at) {
-            let (last_seen, doubted) = (Some(at), None);
-            *watched = WatchedMember {
-                last_seen,
-                since: at,
-                probed_since: doubted,
-                state: LivenessState::Alive,
-                ..*watched
-            };
+            let (last_seen, probed_since) = (Some(at), None);
+            *watched =
+                WatchedMember { last_seen, since: at, probed_since, state: LivenessState::Alive, ..*watched };
         }
     }
 
@@ -116,7 +111,8 @@ impl Liveness {
         for (incarnation, watched) in &mut self.watched {
             if watched.state != LivenessState::Down {
                 watched.since = (watched.since + late).min(now);
-                watched.probed_since = watched.probed_since.map(|doubted| (doubted + late).min(now));
+                watched.probed_since =
+                    watched.probed_since.map(|probed_since| (probed_since + late).min(now));
             }
             if watched.due(now) {
                 due.to_probe.push(*incarnation);
@@ -130,19 +126,20 @@ impl WatchedMember {
     /// Updates the state from the silence. True if the member must be probed now.
     fn due(&mut self, now: Instant) -> bool {
         let silence = now.saturating_duration_since(self.since);
-        let unheard = self.last_seen.is_none();
+        let is_unseen = self.last_seen.is_none();
         if self.state == LivenessState::Alive && silence >= SUSPECT_AFTER {
             self.state = LivenessState::Suspect;
         }
-        let unanswered =
-            self.probed_since.is_some_and(|doubted| now.saturating_duration_since(doubted) >= ANSWER_WITHIN);
+        let unanswered = self
+            .probed_since
+            .is_some_and(|probed_since| now.saturating_duration_since(probed_since) >= ANSWER_WITHIN);
         if self.state == LivenessState::Suspect && silence >= SUSPECT_AFTER && unanswered {
             self.state = LivenessState::Down;
         }
         let every = if self.state == LivenessState::Down { ASK_DOWN_EVERY } else { ASK_EVERY };
         let probed = self.probed.is_some_and(|probed| now.saturating_duration_since(probed) < every);
         if probed && self.probed_since.is_some() == (self.state != LivenessState::Alive)
-            || silence < ASK_AFTER && !unheard
+            || silence < ASK_AFTER && !is_unseen
         {
             return false;
         }
@@ -264,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn own_delay_is_no_silence_of_others() {
+    fn own_delay_is_not_counted_as_silence_of_peers() {
         for late_ms in [1_000, 5_000, 60_000] {
             let mut test = LivenessTest::seen();
             test.until(1_000);

@@ -105,9 +105,9 @@ async fn vanished_node_is_down_in_3s_and_restarts_as_another() {
     c.end().await;
     let ended = Instant::now();
     for node in [&a, &b] {
-        let dead =
+        let is_down =
             |members: &ClusterMembers| members.get("c").expect("it is known").state == LivenessState::Down;
-        node.until("c is dead", dead).await;
+        node.until("c is dead", is_down).await;
     }
     assert!(ended.elapsed() < Duration::from_secs(3), "{:?}", ended.elapsed());
     assert!(ended.elapsed() > Duration::from_millis(1_500), "{:?}", ended.elapsed());

@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_number_is_taken_once() {
+    fn replay_window_takes_each_number_once() {
         let mut window = AntiReplayWindow::above(10);
         for (number, fresh) in [
             (10, false),

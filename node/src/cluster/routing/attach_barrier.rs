@@ -18,10 +18,10 @@ impl Routing {
     pub(super) fn retired_stamps(&self, known: &Serial) -> Vec<Stamp> {
         let mut retired: Vec<Stamp> = Stamp::all_of(known).collect();
         self.retain_retired(&mut retired);
-        let deaths = self.node_failures.lock();
-        let leaves = |one: &Stamp| deaths.is_draining(one.incarnation) && !retired.contains(one);
+        let node_failures = self.node_failures.lock();
+        let leaves = |one: &Stamp| node_failures.is_draining(one.incarnation) && !retired.contains(one);
         let leaving: Vec<Stamp> = Stamp::all_of(known).filter(leaves).collect();
-        drop(deaths);
+        drop(node_failures);
         retired.extend(leaving);
         retired
     }
@@ -110,8 +110,8 @@ impl Routing {
     pub(super) fn ending(&self) -> Vec<u64> {
         let mut down: Vec<u64> =
             self.peers.read().keys().copied().filter(|peer| !self.is_up(*peer)).collect();
-        let deaths = self.node_failures.lock();
-        down.retain(|peer| deaths.is_ending(*peer));
+        let node_failures = self.node_failures.lock();
+        down.retain(|peer| node_failures.is_ending(*peer));
         down
     }
 
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_is_here_when_each_peer_has_said_so_since_it_was_asked() {
+    async fn settle_ends_once_each_peer_has_answered_its_round() {
         let (node, other) = RoutingTestNode::of_three();
         let mut settled = Box::pin(node.routing.settled(&node.key));
         assert!(poll!(&mut settled).is_pending());

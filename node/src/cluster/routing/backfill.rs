@@ -67,10 +67,10 @@ impl Routing {
     /// no other node sends these messages again. The peer that answered has received them all.
     fn learn_retired(&self, key: &ChannelKey, after: &Serial, missed: &[ForwardedMessages]) {
         let Some(channel) = self.hub.live(key) else { return };
-        let mut has = after.clone();
-        missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
-        has.retain(self.have_ended());
-        channel.learn_sequences(&Stamp::all_of(&has).collect::<Vec<_>>());
+        let mut position = after.clone();
+        missed.iter().for_each(|one| position.advance(one.incarnation, one.last));
+        position.retain(self.have_ended());
+        channel.learn_sequences(&Stamp::all_of(&position).collect::<Vec<_>>());
     }
 
     /// Learns the last sequences of ended incarnations, after no node could resume a client at the position `after`. Applies if `after`
@@ -79,11 +79,11 @@ impl Routing {
     /// incarnation of which something was received here is left out, since its messages may still come from the store.
     pub async fn learn_retired_incarnations(&self, key: &ChannelKey, after: &Serial) {
         let Some(channel) = self.hub.live(key) else { return };
-        let unheard = || {
+        let unreceived = || {
             let (channel, have_ended) = (&channel, self.have_ended());
             move |incarnation| !channel.knows_incarnation(incarnation) && have_ended(incarnation)
         };
-        let is_lacking = || Stamp::all_of(after).map(|stamp| stamp.incarnation).any(unheard());
+        let is_lacking = || Stamp::all_of(after).map(|stamp| stamp.incarnation).any(unreceived());
         if !is_lacking() {
             return;
         }
@@ -92,9 +92,9 @@ impl Routing {
         if !was_asked && is_lacking() {
             // Settling makes the reachable peers report them, if they know of the failure by then.
             self.settled(key).await;
-            let is_unheard = unheard();
-            let unheard = Stamp::all_of(after).filter(|stamp| is_unheard(stamp.incarnation)).collect();
-            self.learn_stored(&channel, unheard).await;
+            let is_unreceived = unreceived();
+            let unreceived = Stamp::all_of(after).filter(|stamp| is_unreceived(stamp.incarnation)).collect();
+            self.learn_stored(&channel, unreceived).await;
             *turn = Some((channel.number(), Instant::now()));
         }
         drop(turn);
@@ -103,15 +103,15 @@ impl Routing {
         else {
             return;
         };
-        retired.retain(unheard());
+        retired.retain(unreceived());
         channel.learn_sequences(&Stamp::all_of(&retired).collect::<Vec<_>>());
     }
 
     /// Learns the last sequences that these incarnations have stored, since perhaps no peer has subscribers. A client may send any
     /// position, so its own sequence counts only if the store has that message.
-    async fn learn_stored(&self, channel: &Channel, unheard: Vec<Stamp>) {
+    async fn learn_stored(&self, channel: &Channel, unreceived: Vec<Stamp>) {
         let Some(local) = self.store() else { return };
-        let stored = unheard.into_iter().map(async |Stamp { incarnation, sequence }| {
+        let stored = unreceived.into_iter().map(async |Stamp { incarnation, sequence }| {
             let since = self.node_failures.lock().troubled_for(incarnation) + self.hub.retention();
             let (key, sequence) = (channel.key().clone(), sequence.checked_sub(1)?);
             let stored = local.stored(StoreBackfillQuery { key, incarnation, sequence, since }).await?;
@@ -126,13 +126,16 @@ impl Routing {
     /// node that other nodes have received.
     fn has_received(&self, key: &ChannelKey, after: &Serial, missed: &[ForwardedMessages]) -> bool {
         let Some(channel) = self.hub.live(key) else { return false };
-        let mut has = after.clone();
-        missed.iter().for_each(|one| has.advance(one.incarnation, one.last));
-        let has = channel.clamp_position(&has);
+        let mut position = after.clone();
+        missed.iter().for_each(|one| position.advance(one.incarnation, one.last));
+        let position = channel.clamp_position(&position);
         let here = channel.position().serial();
         let own = self.local_interest.lock();
         let Some(interest) = own.get(&channel.number()) else { return false };
-        interest.confirmed.iter().all(|peer| here.covers_one(*peer, has.sequence_of(*peer).unwrap_or(0)))
+        interest
+            .confirmed
+            .iter()
+            .all(|peer| here.includes_one(*peer, position.sequence_of(*peer).unwrap_or(0)))
     }
 
     /// Resolves when all that live peers have forwarded of the channel so far is here. False if one of them is unreachable or the channel
@@ -283,7 +286,7 @@ mod tests {
     /// The store has seven messages of the incarnation.
     #[tokio::test]
     async fn loss_position_follows_what_a_client_has_of_the_store() {
-        for (has, known) in [(5, Some(7)), (7, Some(7)), (8, None), (0, None)] {
+        for (sequence, known) in [(5, Some(7)), (7, Some(7)), (8, None), (0, None)] {
             let node = RoutingTestNode::new();
             let stored = |behind: &StoreBackfillQuery| {
                 Some(((behind.sequence + 1)..=7).map(|sequence| row(behind.incarnation, sequence)).collect())
@@ -293,9 +296,9 @@ mod tests {
             let ended = EndedIncarnation { incarnation: ENDED, ago_ms: 0, has_left: false };
             node.routing
                 .interest(&node.peer, InterestMessage::IncarnationsEnded { incarnations: vec![ended] });
-            node.routing.learn_retired_incarnations(&node.key, &Serial::single(ENDED, has)).await;
+            node.routing.learn_retired_incarnations(&node.key, &Serial::single(ENDED, sequence)).await;
             let serial = node.routing.hub.live(&node.key).expect("it is attached to").position().serial();
-            assert_eq!(serial.sequence_of(ENDED), known, "{has}");
+            assert_eq!(serial.sequence_of(ENDED), known, "{sequence}");
         }
     }
 }

@@ -116,12 +116,12 @@ impl RoutingTestNode {
     }
 
     /// Makes the peer a member that gossip does not see.
-    pub(super) fn loses_sight_of_the_peer(&self, is_dead: bool) {
+    pub(super) fn loses_sight_of_the_peer(&self, is_down: bool) {
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         self.routing.set_peers(vec![PeerAddr { peer: self.peer.clone(), addr }], Vec::new());
         self.routing.update_node_failures(&[GossipStatus {
             incarnation: PEER,
-            is_down: is_dead,
+            is_down,
             ..GossipStatus::default()
         }]);
     }
@@ -129,9 +129,9 @@ impl RoutingTestNode {
     /// Lets the peer forward a channel that has a subscriber here, and then go down. With `is_whole` its stream ends like that of a
     /// killed process; otherwise the peer may be partitioned and taking publishes.
     pub(super) fn sees_the_peer_die(&self, is_contiguous: bool) {
-        let status = |is_dead| GossipStatus {
+        let status = |is_down| GossipStatus {
             incarnation: PEER,
-            is_down: is_dead,
+            is_down,
             has_clients: true,
             ..GossipStatus::default()
         };

@@ -272,8 +272,8 @@ impl Routing {
             (is_settled && can_replay).then(|| self.hub.make_handoff(key, HANDED_BYTES_MAX)).flatten();
         let messages = handed.iter().flat_map(|handed| &handed.messages);
         let bytes: usize = messages.map(|(delivery, _)| delivery.bytes() / 3).sum();
-        let room = u32::try_from(1 + bytes / 1024).unwrap_or(u32::MAX);
-        let Ok(_turn) = self.leaving.handing.acquire_many(room.min(HANDED_KIB_MAX as u32)).await else {
+        let kib = u32::try_from(1 + bytes / 1024).unwrap_or(u32::MAX);
+        let Ok(_turn) = self.leaving.handing.acquire_many(kib.min(HANDED_KIB_MAX as u32)).await else {
             return;
         };
         // The permits are held until the peer has confirmed the item, which takes space in the queue until then.

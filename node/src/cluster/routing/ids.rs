@@ -119,8 +119,8 @@ impl Routing {
     }
 
     async fn ask_round(self: &Arc<Self>, round: ClaimRound<IdClaimCallback>) {
-        let said = self.ask_all(&round.requested).await;
-        let (outcomes, queues) = self.ids.claims.lock().settle(round, &said, Instant::now());
+        let claim_answers = self.ask_all(&round.requested).await;
+        let (outcomes, queues) = self.ids.claims.lock().settle(round, &claim_answers, Instant::now());
         for (then, outcome) in outcomes {
             let claimed = match outcome {
                 IdClaimOutcome::Claimed { held, known } => {
@@ -138,8 +138,8 @@ impl Routing {
     }
 
     async fn ask_all(&self, requested: &RequestedIds) -> ClaimAnswers {
-        let mut said = ClaimAnswers::default();
-        let Some(request) = requested.request() else { return said };
+        let mut claim_answers = ClaimAnswers::default();
+        let Some(request) = requested.request() else { return claim_answers };
         let mut waiting = self.answering();
         self.ids.requested.increment(waiting.len() as u64);
         let mut answers = self.ask(waiting.clone(), 0, &PeerRequest::ClaimIds(request));
@@ -147,7 +147,7 @@ impl Routing {
             while let Some((from, answer)) = answers.next_with_peer().await {
                 waiting.retain(|peer| *peer != from);
                 match answer {
-                    PeerAnswer::ClaimedIds(taken) => said.take(requested, taken),
+                    PeerAnswer::ClaimedIds(taken) => claim_answers.take(requested, taken),
                     // The peer is overloaded, and the claim does not wait for it.
                     _ => self.ids.left_out.increment(1),
                 }
@@ -158,7 +158,7 @@ impl Routing {
             drop(answers);
             waiting.into_iter().filter(|peer| self.is_up(*peer)).for_each(|peer| self.leave_out(peer));
         }
-        said
+        claim_answers
     }
 
     /// Leaves the peer out of claims until it answers a probe.

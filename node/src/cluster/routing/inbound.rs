@@ -25,12 +25,12 @@ impl Inbound for Routing {
         self.take_members(from.incarnation, number, members);
     }
 
-    fn presence_sync_received(&self, from: &Peer, said: PresenceSyncMessage) {
-        self.take_presence_sync(from.incarnation, said);
+    fn presence_sync_received(&self, from: &Peer, message: PresenceSyncMessage) {
+        self.take_presence_sync(from.incarnation, message);
     }
 
-    fn session_message_received(&self, from: &Peer, said: PeerSessionMessage) {
-        self.take_session_message(from.incarnation, said);
+    fn session_message_received(&self, from: &Peer, message: PeerSessionMessage) {
+        self.take_session_message(from.incarnation, message);
     }
 
     fn interest(&self, from: &Peer, interest: InterestMessage) {

@@ -275,8 +275,8 @@ impl Routing {
         }
     }
 
-    pub(super) fn take_session_message(&self, from: u64, said: PeerSessionMessage) {
-        match said {
+    pub(super) fn take_session_message(&self, from: u64, message: PeerSessionMessage) {
+        match message {
             PeerSessionMessage::Takeover(taken) => {
                 self.hub.take_over_presence(taken.ownership.connection_id, taken.ownership.owner());
                 self.take_remote_takeover(from, &taken);

@@ -93,11 +93,11 @@ impl Routing {
 
     fn finish_interest_snapshot(&self, to: u64, snapshot: &InterestSnapshot) -> bool {
         let mut snapshots = self.interest_snapshots.lock();
-        let is_over = snapshot.again.notified().now_or_never().is_none();
-        if is_over {
+        let is_complete = snapshot.again.notified().now_or_never().is_none();
+        if is_complete {
             snapshots.remove(&to);
         }
-        is_over
+        is_complete
     }
 
     /// Counts a peer's answer that it forwards a channel.

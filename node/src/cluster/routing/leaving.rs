@@ -110,9 +110,9 @@ impl LeavingNodes {
     fn stream_left(&self, peer: u64, streams: u32) -> Option<Arc<str>> {
         let node = self.name_of(peer)?;
         let mut peers = self.peers.lock();
-        let said = peers.streams_left.entry(peer).or_default();
-        *said = said.saturating_add(1);
-        (*said >= streams && peers.left.insert(peer)).then_some(node)
+        let streams_left = peers.streams_left.entry(peer).or_default();
+        *streams_left = streams_left.saturating_add(1);
+        (*streams_left >= streams && peers.left.insert(peer)).then_some(node)
     }
 }
 
@@ -263,8 +263,8 @@ mod tests {
             node.routing.say_goodbye(Duration::ZERO).await;
             let left = [true, false]
                 .map(|is_all| PeerItem::interest(&InterestMessage::Goodbye { streams: 1, is_all }));
-            let said = node.says();
-            left.map(|item| said.contains(&item))
+            let items = node.says();
+            left.map(|item| items.contains(&item))
         };
         assert_eq!(says().await, [true, false], "nothing was numbered there");
         node.says_joined(5, 0, Vec::new());

@@ -244,24 +244,24 @@ impl NodeFailures {
     /// True if an incarnation has failed within this time, or may have.
     pub(super) fn has_lost(&self, within: Duration) -> bool {
         let is_lately = |ended: Instant| ended.elapsed() <= within;
-        let may_be_dead = |tracked: &TrackedIncarnation| {
+        let may_be_down = |tracked: &TrackedIncarnation| {
             // An incarnation in doubt may deliver messages as long as it is a member.
             let may_miss = |ended| tracked.is_in_doubt() || is_lately(ended);
             tracked.is_met && !tracked.has_left && tracked.ended.is_some_and(may_miss)
         };
-        self.last.is_some_and(|died| died.elapsed() <= within) || self.incarnations.values().any(may_be_dead)
+        self.last.is_some_and(|died| died.elapsed() <= within) || self.incarnations.values().any(may_be_down)
     }
 
     /// True if a member that may have clients was never met, is not in `alive` and is not down yet.
     pub(super) fn has_unmet_member(&self, alive: &[u64]) -> bool {
-        let is_unheard = |tracked: &TrackedIncarnation| {
+        let is_unmet = |tracked: &TrackedIncarnation| {
             let may_have_died =
                 tracked.is_member && !tracked.is_down && !tracked.is_draining && !tracked.has_left;
             may_have_died && tracked.has_clients && !tracked.is_met
         };
         self.incarnations
             .iter()
-            .any(|(incarnation, tracked)| is_unheard(tracked) && !alive.contains(incarnation))
+            .any(|(incarnation, tracked)| is_unmet(tracked) && !alive.contains(incarnation))
     }
 
     /// Records that all messages that the incarnation has stored of the channel are here.
@@ -297,22 +297,20 @@ impl NodeFailures {
     /// Takes the current members, and returns their changes since the last call.
     fn look(&mut self, members: &[GossipStatus], now: Instant) -> Vec<(u64, MembershipChange)> {
         let mut fates = Vec::new();
-        for GossipStatus { incarnation, is_down: is_dead, is_draining, is_seen_by_others, has_clients } in
-            members
-        {
+        for GossipStatus { incarnation, is_down, is_draining, is_seen_by_others, has_clients } in members {
             let tracked = self.incarnations.entry(*incarnation).or_default();
             (tracked.is_member, tracked.is_draining, tracked.has_clients) =
                 (true, *is_draining, *has_clients);
             tracked.is_seen_by_others = *is_seen_by_others;
-            match (tracked.is_down, *is_dead) {
+            match (tracked.is_down, *is_down) {
                 // An incarnation with open streams is not in doubt yet, whatever gossip reports.
                 (false, true) => {
                     tracked.is_contiguous &= tracked.ended.is_none_or(|at| now <= at + NOTICED_WITHIN);
-                    let is_doubtful = tracked.open_streams.is_empty() && tracked.is_in_doubt();
-                    if is_doubtful || !tracked.is_draining && !tracked.has_left {
+                    let is_in_doubt = tracked.open_streams.is_empty() && tracked.is_in_doubt();
+                    if is_in_doubt || !tracked.is_draining && !tracked.has_left {
                         fates.push((
                             *incarnation,
-                            MembershipChange::Down { is_in_doubt: is_doubtful, is_met: tracked.is_met },
+                            MembershipChange::Down { is_in_doubt, is_met: tracked.is_met },
                         ));
                     }
                 }
@@ -322,22 +320,18 @@ impl NodeFailures {
                 }
                 _ => {}
             }
-            tracked.is_down = *is_dead;
+            tracked.is_down = *is_down;
         }
         self.incarnations.retain(|incarnation, tracked| {
             let is_member = members.iter().any(|member| member.incarnation == *incarnation);
             if tracked.is_member && !is_member {
-                let is_doubtful =
+                let is_in_doubt =
                     tracked.is_in_doubt() || !tracked.open_streams.is_empty() && !tracked.has_left;
                 let is_reported =
                     tracked.is_down || tracked.is_draining || tracked.has_left || !tracked.is_met;
                 fates.push((
                     *incarnation,
-                    MembershipChange::Removed {
-                        is_reported,
-                        is_in_doubt: is_doubtful,
-                        is_met: tracked.is_met,
-                    },
+                    MembershipChange::Removed { is_reported, is_in_doubt, is_met: tracked.is_met },
                 ));
             }
             (tracked.is_member, tracked.is_seen_by_others) =
@@ -352,52 +346,53 @@ impl Routing {
     /// Takes the current members, without this node, and handles their failures. Called after [`Routing::set_peers`].
     pub fn update_node_failures(&self, members: &[GossipStatus]) {
         self.update_reachability(members);
-        let mut deaths = self.node_failures.lock();
+        let mut node_failures = self.node_failures.lock();
         let ends = |(incarnation, tracked): (&u64, &TrackedIncarnation)| {
             (*incarnation, (tracked.troubled_for(), tracked.silent_since()))
         };
-        let ends: HashMap<u64, (Duration, Option<Instant>)> = deaths.incarnations.iter().map(ends).collect();
-        let unfinished = deaths.ended_while_draining(members);
-        let fates = deaths.look(members, Instant::now());
+        let ends: HashMap<u64, (Duration, Option<Instant>)> =
+            node_failures.incarnations.iter().map(ends).collect();
+        let unfinished = node_failures.ended_while_draining(members);
+        let fates = node_failures.look(members, Instant::now());
         // Peers report the incarnations that ended before this node began, with the time.
         if fates.iter().any(|(_, fate)| fate.is_met() && !fate.is_settled()) {
-            deaths.last = Some(Instant::now());
+            node_failures.last = Some(Instant::now());
         }
-        drop(deaths);
+        drop(node_failures);
         for node in unfinished.into_iter().filter_map(|incarnation| self.leaving.name_of(incarnation)) {
             tracing::warn!(%node, "peer went down while it drained");
         }
         let is_seen_by_others =
             |incarnation| members.iter().any(|one| one.incarnation == incarnation && one.is_seen_by_others);
         // An incarnation that peers see is alive, or was by their last report.
-        let is_over = |(incarnation, fate): &(u64, MembershipChange)| match fate {
+        let has_ended = |(incarnation, fate): &(u64, MembershipChange)| match fate {
             MembershipChange::Down { .. } => !is_seen_by_others(*incarnation),
             MembershipChange::Back => false,
             MembershipChange::Removed { .. } => true,
         };
         let ended: Vec<u64> =
-            fates.iter().filter(|fate| is_over(fate)).map(|(incarnation, _)| *incarnation).collect();
+            fates.iter().filter(|fate| has_ended(fate)).map(|(incarnation, _)| *incarnation).collect();
         self.record_ended(&ended);
         for (incarnation, fate) in fates {
             let (since, silent) = ends.get(&incarnation).copied().unwrap_or((NOTICED_WITHIN, None));
             match fate {
-                MembershipChange::Down { is_in_doubt: is_doubtful, is_met } => {
+                MembershipChange::Down { is_in_doubt, is_met } => {
                     self.recheck_quota_slots(incarnation);
-                    let mut unheard =
-                        self.unconfirmed_channels(incarnation, is_met, silent.filter(|_| !is_doubtful));
-                    if is_doubtful {
-                        self.hub.mark_in_doubt(incarnation, &unheard);
+                    let mut unconfirmed =
+                        self.unconfirmed_channels(incarnation, is_met, silent.filter(|_| !is_in_doubt));
+                    if is_in_doubt {
+                        self.hub.mark_in_doubt(incarnation, &unconfirmed);
                     }
                     if !self.recover(
                         (incarnation, since),
-                        unheard.clone(),
-                        is_doubtful,
+                        unconfirmed.clone(),
+                        is_in_doubt,
                         LossEffect::NotifyAttached,
                     ) {
-                        if is_doubtful {
-                            unheard.extend(self.silent_channels(incarnation));
+                        if is_in_doubt {
+                            unconfirmed.extend(self.silent_channels(incarnation));
                         }
-                        self.hub.report_node_failure(incarnation, &unheard);
+                        self.hub.report_node_failure(incarnation, &unconfirmed);
                     }
                 }
                 // Its pending items come first, and then its answer.
@@ -405,23 +400,25 @@ impl Routing {
                     self.incarnations.lock().is_back(incarnation);
                     self.send_interest_snapshot(incarnation);
                 }
-                MembershipChange::Removed { is_in_doubt: is_doubtful, is_met, .. } => {
+                MembershipChange::Removed { is_in_doubt, is_met, .. } => {
                     self.recheck_quota_slots(incarnation);
-                    let unheard =
-                        self.unconfirmed_channels(incarnation, is_met, silent.filter(|_| !is_doubtful));
-                    let leaves = if is_doubtful {
+                    let unconfirmed =
+                        self.unconfirmed_channels(incarnation, is_met, silent.filter(|_| !is_in_doubt));
+                    let leaves = if is_in_doubt {
                         LossEffect::InvalidatePositions
                     } else {
                         LossEffect::NotifyAttached
                     };
                     if fate.is_settled() {
                         self.hub.abandon_where_in_doubt(incarnation);
-                    } else if !self.recover((incarnation, since), unheard.clone(), is_doubtful, leaves) {
+                    } else if !self.recover((incarnation, since), unconfirmed.clone(), is_in_doubt, leaves) {
                         match leaves {
                             LossEffect::InvalidatePositions => {
-                                self.hub.abandon_incarnation(incarnation, &unheard)
+                                self.hub.abandon_incarnation(incarnation, &unconfirmed)
                             }
-                            LossEffect::NotifyAttached => self.hub.report_node_failure(incarnation, &unheard),
+                            LossEffect::NotifyAttached => {
+                                self.hub.report_node_failure(incarnation, &unconfirmed)
+                            }
                         }
                     }
                     for own in self.local_interest.lock().values_mut() {
@@ -441,17 +438,17 @@ impl Routing {
     }
 
     pub(super) fn record_stream_ended(&self, incarnation: u64, stream: u32, is_contiguous: bool) {
-        let is_doubtful =
+        let is_in_doubt =
             self.node_failures.lock().stream_ended(incarnation, stream, is_contiguous, Instant::now());
         if !self.is_up(incarnation) && !self.node_failures.lock().has_open_streams(incarnation) {
             self.skip_awaited_peer(incarnation);
             self.end_rounds(incarnation);
         }
-        if is_doubtful {
-            let unheard = self.unconfirmed_channels(incarnation, true, None);
-            self.hub.mark_in_doubt(incarnation, &unheard);
+        if is_in_doubt {
+            let unconfirmed = self.unconfirmed_channels(incarnation, true, None);
+            self.hub.mark_in_doubt(incarnation, &unconfirmed);
             let since = self.node_failures.lock().troubled_for(incarnation);
-            if !self.recover((incarnation, since), unheard, true, LossEffect::NotifyAttached) {
+            if !self.recover((incarnation, since), unconfirmed, true, LossEffect::NotifyAttached) {
                 // Subscribers of the other channels were told of the failure before.
                 self.hub.report_node_failure_in(&self.silent_channels(incarnation));
             }
@@ -477,7 +474,8 @@ impl Routing {
             own.let_in.is_some_and(|let_in| let_in < silent) || own.since < silent && !waits(own)
         };
         let may_miss = |own: &LocalInterest| silent.is_none_or(|silent| was_before(own, silent));
-        let unheard = own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && may_miss(own));
-        unheard.map(|(number, _)| *number).collect()
+        let unconfirmed =
+            own.iter().filter(|(_, own)| !own.confirmed.contains(&incarnation) && may_miss(own));
+        unconfirmed.map(|(number, _)| *number).collect()
     }
 }

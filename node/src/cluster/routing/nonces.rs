@@ -38,7 +38,7 @@ const CLOCKS_LAST: Duration = Duration::from_secs(60);
 /// Clocks of peers in milliseconds, and the time at which they were read.
 #[derive(Default)]
 pub(super) struct PeerClocks {
-    said_ms: Vec<u64>,
+    clocks_ms: Vec<u64>,
     at: Option<Instant>,
 }
 
@@ -48,7 +48,8 @@ impl PeerClocks {
             return true;
         };
         let passed_ms = passed.as_millis() as u64;
-        let by_now: Vec<u64> = self.said_ms.iter().map(|said_ms| said_ms.saturating_add(passed_ms)).collect();
+        let by_now: Vec<u64> =
+            self.clocks_ms.iter().map(|clock_ms| clock_ms.saturating_add(passed_ms)).collect();
         quorum::is_near(now_ms, &by_now)
     }
 }
@@ -99,7 +100,7 @@ impl Routing {
         let mut others = self.reachable();
         let first = others.iter().copied().min().filter(|peer| *peer < self.hub.incarnation());
         others.retain(|peer| Some(*peer) != first);
-        let is_used = |said: &[NonceClaimAnswer]| said.iter().any(|claimed| !claimed.first);
+        let is_used = |answers: &[NonceClaimAnswer]| answers.iter().any(|claimed| !claimed.first);
         let claim = ClaimId::new(u64::from_ne_bytes(random_bytes()));
         let nonce = PeerNonce { kept: ClaimedNonce { nonce, age_ms: 0 }, claim };
         let mut answers = self.claim_at(first.into_iter().collect(), &nonce).await;
@@ -115,7 +116,7 @@ impl Routing {
             return Some(false);
         }
         let clocks_ms = answers.iter().map(|claimed| claimed.now_ms).collect();
-        *self.clocks.lock() = PeerClocks { said_ms: clocks_ms, at: Some(Instant::now()) };
+        *self.clocks.lock() = PeerClocks { clocks_ms, at: Some(Instant::now()) };
         let is_near = self.clocks.lock().is_near(local.now_ms());
         let remembering = answers.iter().chain([&here]).filter(|claimed| claimed.counts).count();
         let is_majority = self.quorum.lock().is_majority(remembering, Instant::now());
@@ -140,18 +141,18 @@ impl Routing {
     }
 
     async fn claim_at(&self, peers: Vec<u64>, nonce: &PeerNonce) -> Vec<NonceClaimAnswer> {
-        let mut said = Vec::with_capacity(peers.len());
+        let mut in_time = Vec::with_capacity(peers.len());
         let mut answers = self.ask(peers, 0, &PeerRequest::Claim(nonce.clone()));
         let all = async {
             while let Some(answer) = answers.next().await {
                 if let PeerAnswer::Claimed(claimed) = answer {
-                    said.push(claimed);
+                    in_time.push(claimed);
                 }
             }
         };
         // The answers that came in time count.
         tokio::time::timeout(CLAIM_WAIT, all).await.ok();
-        said
+        in_time
     }
 
     /// Sends the nonces of this node to every reachable node. This node does not count for the quorum any more.

@@ -158,15 +158,15 @@ mod tests {
     #[tokio::test]
     async fn members_let_go_reenter_only_after_other_nodes_had_time() {
         let (node, now) = (RoutingTestNode::new(), Instant::now());
-        let tells = |members: Vec<RemoteMember>| {
+        let count_after = |members: Vec<RemoteMember>| {
             node.routing.take_members(7, 1, RemoteMembersPage::new(node.key.clone(), 7, None, members, true));
             node.routing.hub.present_connections(|_| true).len()
         };
-        assert_eq!(tells(vec![snapshot_member(1, 99)]), 1);
+        assert_eq!(count_after(vec![snapshot_member(1, 99)]), 1);
         assert!(node.routing.orphaned_connections(PRESENCE_TIMEOUT, now).is_empty());
         assert_eq!(node.routing.orphaned_connections(PRESENCE_TIMEOUT, now + PRESENCE_TIMEOUT).len(), 1);
-        assert_eq!(tells(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 1);
-        assert_eq!(tells(vec![snapshot_member(3, 98)]), 2);
+        assert_eq!(count_after(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 1);
+        assert_eq!(count_after(vec![snapshot_member(3, 98)]), 2);
         let must_ask = |after: Duration| {
             node.finds_the_peer();
             node.has_a_link();
@@ -179,7 +179,7 @@ mod tests {
         let new_owner = SessionOwner { epoch: 1, incarnation: 98 };
         node.routing.hub.take_over_presence(ConnectionId::from_bytes([1; 16]), new_owner);
         assert!(!must_ask(OTHERS_LATE / 2) && must_ask(OTHERS_LATE) && !must_ask(2 * OTHERS_LATE));
-        assert_eq!(tells(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 3);
+        assert_eq!(count_after(vec![snapshot_member(1, 99), snapshot_member(2, 99)]), 3);
     }
 
     #[tokio::test]

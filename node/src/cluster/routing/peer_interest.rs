@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_is_known_when_every_lane_has_said_the_same() {
+    fn interest_is_known_when_each_stream_ended_its_snapshot() {
         let mut wants = PeerInterest::default();
         for (epoch, is_known) in [(1, false), (2, false), (1, false), (2, true), (3, true)] {
             assert!(wants.snapshot_end(epoch, 2));

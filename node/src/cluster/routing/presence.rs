@@ -173,13 +173,13 @@ impl Routing {
             for key in channels {
                 let mut after = None;
                 loop {
-                    let tell = |members: &[RemoteMember], is_last: bool| {
+                    let send_page = |members: &[RemoteMember], is_last: bool| {
                         let item = PeerItem::presence_members(number, &key, after.as_ref(), members, is_last);
                         let end = members.last().filter(|_| !is_last).map(|last| last.member.clone());
                         (item.bytes(), links.send(to, channel_number(&key), &item), end)
                     };
                     let (bytes, ack, end) =
-                        self.hub.with_members_page(&key, after.as_ref(), PART_BYTES, is_included, tell);
+                        self.hub.with_members_page(&key, after.as_ref(), PART_BYTES, is_included, send_page);
                     unconfirmed += bytes;
                     if unconfirmed > UNCONFIRMED_BYTES {
                         if ack.await.is_err() {
@@ -237,8 +237,8 @@ impl Routing {
         });
     }
 
-    pub(super) fn take_presence_sync(&self, from: u64, said: PresenceSyncMessage) {
-        match said {
+    pub(super) fn take_presence_sync(&self, from: u64, message: PresenceSyncMessage) {
+        match message {
             PresenceSyncMessage::SnapshotBegin { number, parts } => {
                 let known = self.hub.presence_sequence();
                 let mut incoming = self.presence.incoming.lock();

@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_are_of_the_majority_for_a_quarter_of_an_hour() {
+    fn down_nodes_count_for_the_majority_for_a_quarter_hour() {
         let (mut quorum, now) = quorum(KeptNodes::default());
         assert!(quorum.is_majority(1, now), "alone");
         quorum.see(alive(&[(1, "a"), (2, "b")]), now);
@@ -316,7 +316,7 @@ mod tests {
     }
 
     /// A node that counts, as `b` does, while `c` did and is down.
-    fn beside_a_dead_one() -> (NonceQuorum, Instant) {
+    fn beside_down_peer() -> (NonceQuorum, Instant) {
         let (mut quorum, now) = quorum(KeptNodes::default());
         quorum.see(alive(&[(1, "b"), (2, "c")]), now);
         quorum.taken(1, true, &[], now);
@@ -328,7 +328,7 @@ mod tests {
 
     /// State that a node keeps after a clean stop, while `b` ran on and `c` had been down for a minute.
     fn stopped() -> KeptNodes {
-        let (mut before, now) = beside_a_dead_one();
+        let (mut before, now) = beside_down_peer();
         before.leave(now);
         assert!(!before.decide(true, now), "it has handed over what it had");
         before.see(HashMap::new(), now);

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn repeat_of_an_ended_run_is_read_from_the_store_first() {
+    async fn repeat_of_ended_incarnation_is_read_from_store_first() {
         let node =
             node(|behind| Some(((behind.sequence + 1)..=3).map(|sequence| row(PEER, sequence)).collect()));
         let channel = node.routing.hub.live(&node.key).expect("it is attached to");

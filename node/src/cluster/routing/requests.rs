@@ -179,12 +179,10 @@ impl Routing {
         let members: Vec<u64> = self.peers.read().keys().copied().collect();
         let mut everyone = self.peers_alive();
         {
-            let deaths = self.node_failures.lock();
-            everyone.extend(
-                members
-                    .into_iter()
-                    .filter(|member| deaths.incarnation_status(*member) != Some(IncarnationStatus::Ended)),
-            );
+            let node_failures = self.node_failures.lock();
+            everyone.extend(members.into_iter().filter(|member| {
+                node_failures.incarnation_status(*member) != Some(IncarnationStatus::Ended)
+            }));
         }
         everyone.sort_unstable();
         everyone.dedup();

@@ -22,8 +22,8 @@ impl RetirementCandidates {
         for incarnation in absent {
             self.0.entry(*incarnation).or_insert(now);
         }
-        let is_over = |since: &Instant| now.saturating_duration_since(*since) > keeps_for;
-        self.0.iter().filter(|(_, since)| is_over(since)).map(|(incarnation, _)| *incarnation).collect()
+        let is_expired = |since: &Instant| now.saturating_duration_since(*since) > keeps_for;
+        self.0.iter().filter(|(_, since)| is_expired(since)).map(|(incarnation, _)| *incarnation).collect()
     }
 }
 

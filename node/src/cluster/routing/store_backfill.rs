@@ -181,8 +181,8 @@ impl Routing {
         // Messages that peers received and that are not stored were not acknowledged.
         let retired = self.local_interest.lock().get(&channel.number()).map(|own| own.retired.clone());
         let retired = retired.unwrap_or_default();
-        let of_dead = Stamp::all_of(&retired).filter(|stamp| !living.contains(&stamp.incarnation));
-        channel.learn_sequences(&of_dead.collect::<Vec<_>>());
+        let of_down = Stamp::all_of(&retired).filter(|stamp| !living.contains(&stamp.incarnation));
+        channel.learn_sequences(&of_down.collect::<Vec<_>>());
         Some(read)
     }
 
@@ -231,9 +231,9 @@ impl Routing {
     fn mark_in_doubt_until_read(&self, incarnation: u64, numbers: &HashSet<u64>) {
         let own = self.local_interest.lock();
         let key_of = |number: &u64| Some((*number, own.get(number)?.key.clone()));
-        let doubted: Vec<_> = numbers.iter().filter_map(key_of).collect();
+        let keys: Vec<_> = numbers.iter().filter_map(key_of).collect();
         drop(own);
-        for (number, key) in doubted {
+        for (number, key) in keys {
             self.hub.mark_in_doubt_in(&key, number, incarnation, || true);
         }
     }
@@ -275,32 +275,32 @@ impl Routing {
     }
 
     /// Recovers from the failure of an incarnation: delivers its stored messages. In channels that cannot be read, or that the
-    /// incarnation never confirmed, clients are told of a continuity loss. If it `is_doubtful`, also reads channels in which nothing of
+    /// incarnation never confirmed, clients are told of a continuity loss. If it `is_in_doubt`, also reads channels in which nothing of
     /// it was received. False without a shared store.
     pub(super) fn recover(
         &self,
         (incarnation, since): (u64, Duration),
-        unheard: HashSet<u64>,
-        is_doubtful: bool,
+        unconfirmed: HashSet<u64>,
+        is_in_doubt: bool,
         leaves: LossEffect,
     ) -> bool {
         let Some(routing) = self.store().and_then(|_| self.this.upgrade()) else { return false };
-        if !is_doubtful {
-            self.mark_in_doubt_until_read(incarnation, &unheard);
+        if !is_in_doubt {
+            self.mark_in_doubt_until_read(incarnation, &unconfirmed);
         }
         self.tasks.spawn("recovery", OnStop::Cancel, async move {
             let mut channels = routing.hub.channels_received_from(incarnation);
-            if is_doubtful {
+            if is_in_doubt {
                 channels.extend(routing.hub.channels_silent_from(incarnation));
             }
-            channels.retain(|channel| !unheard.contains(&channel.number()));
+            channels.retain(|channel| !unconfirmed.contains(&channel.number()));
             // In unconfirmed channels it is not known from where on messages are missing.
-            let mut lacking = unheard;
-            if !is_doubtful {
+            let mut lacking = unconfirmed;
+            if !is_in_doubt {
                 lacking = routing.incomplete_channels(incarnation, since, lacking).await;
             }
             routing.hub.abandon_incarnation_in(incarnation, &lacking);
-            routing.restore_doubt(incarnation);
+            routing.restore_in_doubt(incarnation);
             let mut lost = HashSet::new();
             lost.extend(channels.iter().skip(CHANNELS_MAX).map(|channel| channel.number()));
             channels.truncate(CHANNELS_MAX);

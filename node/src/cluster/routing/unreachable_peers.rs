@@ -123,7 +123,7 @@ impl Routing {
     }
 
     /// Marks an unreachable incarnation in doubt again, since the handling of its end may have cleared the doubt in unconfirmed channels.
-    pub(super) fn restore_doubt(&self, incarnation: u64) {
+    pub(super) fn restore_in_doubt(&self, incarnation: u64) {
         if self.unreachable.lock().unreachable().any(|unreachable| unreachable == incarnation) {
             self.mark_unconfirmed_in_doubt(incarnation);
         }
@@ -286,9 +286,9 @@ mod tests {
         node.is_attached_to();
         node.routing.hub.abandon_incarnation_in(PEER, &HashSet::from([node.number()]));
         assert!(node.resumes());
-        node.routing.restore_doubt(PEER + 1);
+        node.routing.restore_in_doubt(PEER + 1);
         assert!(node.resumes());
-        node.routing.restore_doubt(PEER);
+        node.routing.restore_in_doubt(PEER);
         assert!(!node.resumes());
     }
 

@@ -41,8 +41,8 @@ impl DeliveryTarget for SimMailbox {
         self.0.lock().push(SimMailboxEvent::Presence(delivery));
     }
 
-    fn lose_continuity(&self, channel: u64, mark: &ChannelPosition) {
-        self.0.lock().push(SimMailboxEvent::Lost(channel, mark.clone()));
+    fn lose_continuity(&self, channel: u64, position: &ChannelPosition) {
+        self.0.lock().push(SimMailboxEvent::Lost(channel, position.clone()));
     }
 
     fn congested(&self) -> bool {
@@ -123,7 +123,7 @@ enum SimAttachStage {
     Replaying {
         channel: Arc<Channel>,
         local_offset: LocalOffset,
-        has: Option<Serial>,
+        received: Option<Serial>,
     },
     Live {
         channel: Arc<Channel>,
@@ -224,8 +224,8 @@ impl SimClient {
                     self.counts.changes += 1;
                     subscription.watch.take_event(&delivery);
                 }
-                SimMailboxEvent::Lost(_, mark) => {
-                    subscription.lose_before(&mark, epochs, &mut self.counts);
+                SimMailboxEvent::Lost(_, position) => {
+                    subscription.lose_before(&position, epochs, &mut self.counts);
                     subscription.begin_watch(at);
                 }
             }
@@ -293,9 +293,9 @@ impl SimSubscription {
             return;
         }
         let Some(position) = self.position.clone() else {
-            let (channel, mark) = at.hub.attach(key, at.slot);
-            self.begin(mark.serial(), epochs, counts.now);
-            self.stage = SimAttachStage::Live { channel, after: mark.offset };
+            let (channel, position) = at.hub.attach(key, at.slot);
+            self.begin(position.serial(), epochs, counts.now);
+            self.stage = SimAttachStage::Live { channel, after: position.offset };
             return;
         };
         let joined = at.hub.attach_resuming(key, at.slot, &position);
@@ -307,8 +307,8 @@ impl SimSubscription {
             }
             ResumeStart::Replay { after, is_exact } => {
                 counts.resumed += 1;
-                let has = (!is_exact).then_some(position);
-                self.stage = SimAttachStage::Replaying { channel, local_offset: after, has };
+                let received = (!is_exact).then_some(position);
+                self.stage = SimAttachStage::Replaying { channel, local_offset: after, received };
             }
             ResumeStart::Unknown => {
                 let answer = Arc::new(Mutex::new(None));
@@ -344,8 +344,8 @@ impl SimSubscription {
                     Some(Some(missed)) => self.backfilled(channel, offset, missed, epochs, counts),
                 }
             }
-            SimAttachStage::Replaying { channel, local_offset: offset, has } => {
-                self.replay(channel, offset, has, epochs, counts)
+            SimAttachStage::Replaying { channel, local_offset: offset, received } => {
+                self.replay(channel, offset, received, epochs, counts)
             }
             stage => self.stage = stage,
         }
@@ -360,26 +360,29 @@ impl SimSubscription {
         counts: &mut SimClientCounts,
     ) {
         let position = self.position.clone().unwrap_or_default();
-        let Some(ChannelBackfill { deliveries, has }) =
+        let Some(ChannelBackfill { deliveries, received }) =
             channel.backfill(&position, LocalOffset::end(offset), missed)
         else {
             self.stage = SimAttachStage::Live { channel, after: offset };
             return self.lose(epochs, counts);
         };
-        for (delivery, has) in deliveries {
+        for (delivery, received) in deliveries {
             see(epochs, &delivery, 0);
-            self.position = Some(has);
+            self.position = Some(received);
         }
         counts.resumed += 1;
-        self.stage =
-            SimAttachStage::Replaying { channel, local_offset: LocalOffset::end(offset), has: Some(has) };
+        self.stage = SimAttachStage::Replaying {
+            channel,
+            local_offset: LocalOffset::end(offset),
+            received: Some(received),
+        };
     }
 
     fn replay(
         &mut self,
         channel: Arc<Channel>,
         mut local_offset: LocalOffset,
-        has: Option<Serial>,
+        received: Option<Serial>,
         epochs: &mut Vec<ContinuityEpoch>,
         counts: &mut SimClientCounts,
     ) {
@@ -390,11 +393,11 @@ impl SimSubscription {
         for delivery in &pulled.deliveries {
             let after = local_offset.offset;
             local_offset.offset = delivery.offset();
-            match &has {
-                Some(has) if delivery.is_included_in(has) => {}
-                Some(has) => {
+            match &received {
+                Some(received) if delivery.is_included_in(received) => {}
+                Some(received) => {
                     see(epochs, delivery, 0);
-                    self.position = Some(delivery.position().serial().join(has));
+                    self.position = Some(delivery.position().serial().join(received));
                 }
                 None => {
                     see(epochs, delivery, after);
@@ -404,7 +407,7 @@ impl SimSubscription {
         }
         self.stage = match pulled.is_end {
             true => SimAttachStage::Live { channel, after: local_offset.offset },
-            false => SimAttachStage::Replaying { channel, local_offset, has },
+            false => SimAttachStage::Replaying { channel, local_offset, received },
         };
     }
 
@@ -419,23 +422,26 @@ impl SimSubscription {
     /// Continuity loss: the client is told, and begins a new epoch at the channel's present position.
     fn lose(&mut self, epochs: &mut Vec<ContinuityEpoch>, counts: &mut SimClientCounts) {
         let Some(channel) = self.stage.channel().map(Arc::clone) else { return };
-        let mark = channel.position();
+        let position = channel.position();
         counts.losses += 1;
-        self.begin(mark.serial(), epochs, counts.now);
-        self.stage = SimAttachStage::Live { channel, after: mark.offset };
+        self.begin(position.serial(), epochs, counts.now);
+        self.stage = SimAttachStage::Live { channel, after: position.offset };
     }
 
     /// Continuity loss before a position, from which delivery goes on.
     fn lose_before(
         &mut self,
-        mark: &ChannelPosition,
+        position: &ChannelPosition,
         epochs: &mut Vec<ContinuityEpoch>,
         counts: &mut SimClientCounts,
     ) {
         let SimAttachStage::Live { channel, after } = &self.stage else { return self.lose(epochs, counts) };
-        let (channel, offset) = (Arc::clone(channel), mark.offset.max(*after));
-        let position =
-            if offset == mark.offset { mark.serial() } else { channel.position_at(LocalOffset::end(offset)) };
+        let (channel, offset) = (Arc::clone(channel), position.offset.max(*after));
+        let position = if offset == position.offset {
+            position.serial()
+        } else {
+            channel.position_at(LocalOffset::end(offset))
+        };
         counts.losses += 1;
         self.begin(position, epochs, counts.now);
         self.stage = SimAttachStage::Live { channel, after: offset };

@@ -95,8 +95,8 @@ impl SimWorld {
         }
         let index = self.random.usize(..self.late.len());
         let to = self.nodes.iter().find(|node| node.peer.incarnation == self.late[index].to());
-        let is_over = to.is_none_or(|to| !to.is_alive || !self.late[index].arrive(&*to.routing));
-        if is_over {
+        let is_done = to.is_none_or(|to| !to.is_alive || !self.late[index].arrive(&*to.routing));
+        if is_done {
             self.late.swap_remove(index);
         }
     }

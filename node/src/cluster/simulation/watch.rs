@@ -36,13 +36,13 @@ pub(super) struct SimPresenceWatch {
 impl SimPresenceWatch {
     /// Starts a new list, after an attach or a continuity loss.
     pub(super) fn begin(&mut self, hub: &Hub, channel: &Channel) {
-        let (follows, mark) = hub.presence_state(channel);
+        let (follows, last_sequence) = hub.presence_state(channel);
         *self = Self {
             seen: std::mem::take(&mut self.seen),
             events: std::mem::take(&mut self.events),
             ..Self::default()
         };
-        self.mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
+        self.mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(last_sequence) };
         self.sync = follows.then(MemberSync::default);
         if !follows {
             self.replace(SimMembers::new());
@@ -68,8 +68,8 @@ impl SimPresenceWatch {
         let page = hub.presence_page(channel, Format::Json, sync.after());
         self.pages.extend(members_of(&page.frame));
         let held = sync.sent(&page);
-        if let Some(mark) = sync.covers_up_to() {
-            self.mode = PresenceMode::After(mark);
+        if let Some(last_sequence) = sync.included_until() {
+            self.mode = PresenceMode::After(last_sequence);
             self.sync = None;
         }
         if page.end.is_none() {
@@ -82,7 +82,7 @@ impl SimPresenceWatch {
     pub(super) fn take_event(&mut self, delivery: &Arc<PresenceDelivery>) {
         let sequence = delivery.event.sequence;
         let verdict = match (self.mode, &mut self.sync) {
-            (PresenceMode::After(mark), _) if sequence > mark => SyncVerdict::Send,
+            (PresenceMode::After(last_sequence), _) if sequence > last_sequence => SyncVerdict::Send,
             (PresenceMode::Syncing, Some(sync)) => {
                 let verdict = sync.judge(delivery);
                 if sync.ends_with(sequence) {

@@ -65,8 +65,11 @@ fn there_is_room_for_the_files_before_they_are_opened() {
     ClientFiles::open(&Limits::default());
     let files = open_files_max();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let room = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
-    assert!(room.trim().parse::<u64>().unwrap() >= files.min(FILE_TABLE_MAX), "{room} for {files}");
+    let table_size = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+    assert!(
+        table_size.trim().parse::<u64>().unwrap() >= files.min(FILE_TABLE_MAX),
+        "{table_size} for {files}"
+    );
     presize_file_table(0);
     presize_file_table(u64::MAX);
 }

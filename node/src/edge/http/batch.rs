@@ -57,13 +57,13 @@ pub(super) async fn publish(
     }
     api.take_rate(principal, permitted * messages.len())?;
     // Before anything is published, so that the results can be reported in any case.
-    let room = api.answers.take(&principal.account.id, results_bytes).await;
-    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
+    let permit = api.answers.take(&principal.account.id, results_bytes).await;
+    let permit = permit.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let together = (TOGETHER_BYTES_MAX / copy_bytes.max(1)).clamp(1, TOGETHER_MAX);
     let results = publish_each(api, (principal, span), targets, &messages, together).await;
     let results = channels.into_iter().zip(results).map(|(channel, published)| result(channel, published));
     let mut response = body::json(&BatchResponse { results: results.collect() });
-    response.extensions_mut().insert(room);
+    response.extensions_mut().insert(permit);
     Ok(response)
 }
 

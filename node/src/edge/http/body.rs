@@ -127,7 +127,7 @@ impl UnreadBody {
             if bytes > bytes_max {
                 return Err(too_large());
             }
-            if text.share.is_none() && bytes > SMALL_BYTES {
+            if text.permit.is_none() && bytes > SMALL_BYTES {
                 text.reserve_memory(api, account, bytes_max).await?;
             }
             text.bytes.extend_from_slice(&data);
@@ -153,7 +153,7 @@ impl UnreadBody {
 #[derive(Default)]
 pub(super) struct BodyText {
     bytes: Vec<u8>,
-    share: Option<MemoryPermit>,
+    permit: Option<MemoryPermit>,
 }
 
 impl BodyText {
@@ -163,14 +163,14 @@ impl BodyText {
         account: &AccountId,
         bytes: usize,
     ) -> Result<(), HttpRefusal> {
-        self.share = Some(api.bodies.take(account, bytes).await?);
+        self.permit = Some(api.bodies.take(account, bytes).await?);
         self.bytes.reserve_exact(bytes - self.bytes.len());
         Ok(())
     }
 
     /// Releases the bytes, and passes the permit on to values parsed from them.
     pub(super) fn into_permit(self) -> Option<MemoryPermit> {
-        self.share
+        self.permit
     }
 }
 

@@ -89,15 +89,15 @@ async fn rows(
     };
     let limits = &api.services.limits;
     let bytes_max = page_bytes_max(limits).min(query.limit.saturating_mul(record_bytes_max(limits)));
-    let room = api.answers.take(&principal.account.id, bytes_max).await;
-    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
+    let permit = api.answers.take(&principal.account.id, bytes_max).await;
+    let permit = permit.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let found = match read_full(api, query).await {
         Err(StoreError::Off) if kind == RowKind::Presence => HistoryPage::default(),
         found => found?,
     };
     let mut response = page.answer(kind, channel, &found);
     let bytes = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
-    response.extensions_mut().insert(room.at_most(bytes));
+    response.extensions_mut().insert(permit.at_most(bytes));
     Ok(response)
 }
 

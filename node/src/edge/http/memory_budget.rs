@@ -92,13 +92,13 @@ impl MemoryBudget {
             return Ok(MemoryPermit(None));
         }
         let (turn, met) = {
-            let mut shares = self.0.lock();
-            let bytes = shares.claim(bytes);
-            if shares.take_in_turn(account, bytes) {
-                return Ok(self.share(account, bytes));
+            let mut ledger = self.0.lock();
+            let bytes = ledger.claim(bytes);
+            if ledger.take_in_turn(account, bytes) {
+                return Ok(self.permit(account, bytes));
             }
             let (waiter, met) = oneshot::channel();
-            let ticket = shares.wait(account, bytes, waiter);
+            let ticket = ledger.wait(account, bytes, waiter);
             (PermitWaiter { budget: self, account, ticket }, met)
         };
         let met = tokio::time::timeout(TURN_WAIT, met).await;
@@ -112,14 +112,14 @@ impl MemoryBudget {
         if bytes <= SMALL_BYTES {
             return Ok(MemoryPermit(None));
         }
-        let mut shares = self.0.lock();
-        let bytes = shares.claim(bytes);
-        let taken = shares.take(account, bytes);
-        drop(shares);
-        if taken { Ok(self.share(account, bytes)) } else { Err(HttpRefusal::unanswered()) }
+        let mut ledger = self.0.lock();
+        let bytes = ledger.claim(bytes);
+        let taken = ledger.take(account, bytes);
+        drop(ledger);
+        if taken { Ok(self.permit(account, bytes)) } else { Err(HttpRefusal::unanswered()) }
     }
 
-    fn share(&self, account: &AccountId, bytes: usize) -> MemoryPermit {
+    fn permit(&self, account: &AccountId, bytes: usize) -> MemoryPermit {
         MemoryPermit(Some(Arc::new(PermitGrant { budget: self.clone(), account: account.clone(), bytes })))
     }
 
@@ -139,13 +139,13 @@ impl MemoryBudget {
     /// Counts an answer in this budget until the socket has taken all of it, or refuses it. An answer that carries a permit in its
     /// extensions is not refused.
     pub(super) fn hold(&self, account: &AccountId, mut response: Response) -> Response {
-        let share = response.extensions_mut().remove::<MemoryPermit>();
-        let share = match (share, response.body().size_hint().exact()) {
+        let permit = response.extensions_mut().remove::<MemoryPermit>();
+        let permit = match (permit, response.body().size_hint().exact()) {
             (_, Some(bytes)) if bytes <= SMALL_BYTES as u64 => return response,
-            (Some(share), _) => share,
+            (Some(permit), _) => permit,
             (None, Some(bytes)) => match self.take_now(account, usize::try_from(bytes).unwrap_or(usize::MAX))
             {
-                Ok(share) => share,
+                Ok(permit) => permit,
                 Err(refusal) => {
                     Limit::HttpAnswersBytes.hit();
                     return refusal.into_response();
@@ -154,19 +154,19 @@ impl MemoryBudget {
             // A body of unknown size is produced as the client takes it.
             (None, None) => return response,
         };
-        response.map(|body| Body::new(PermittedBody { body, share }))
+        response.map(|body| Body::new(PermittedBody { body, permit }))
     }
 }
 
 /// Body of which every part holds the permit: hyper drops the body before the last part is written.
 struct PermittedBody {
     body: Body,
-    share: MemoryPermit,
+    permit: MemoryPermit,
 }
 
 struct PermittedBytes {
     bytes: Bytes,
-    _share: MemoryPermit,
+    _permit: MemoryPermit,
 }
 
 impl AsRef<[u8]> for PermittedBytes {
@@ -184,7 +184,7 @@ impl HttpBody for PermittedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(cx);
-        let part = |bytes| Bytes::from_owner(PermittedBytes { bytes, _share: self.share.clone() });
+        let part = |bytes| Bytes::from_owner(PermittedBytes { bytes, _permit: self.permit.clone() });
         frame.map_ok(|frame| frame.map_data(part))
     }
 
@@ -217,8 +217,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_counts_until_its_last_byte_is_gone() {
-        let (room, account) = (budget(), AccountId::new("acme"));
-        let hold = |bytes| room.hold(&account, answer(bytes));
+        let (budget, account) = (budget(), AccountId::new("acme"));
+        let hold = |bytes| budget.hold(&account, answer(bytes));
         let mut held = hold(40 * KIB);
         assert_eq!(held.body().size_hint().exact(), Some(40 * 1024));
         assert_eq!(hold(40 * KIB).status(), 503, "there is no room for both");
@@ -233,63 +233,63 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_with_its_share_is_not_refused() {
-        let (room, account) = (budget(), AccountId::new("acme"));
+        let (budget, account) = (budget(), AccountId::new("acme"));
         let mut first = answer(50 * KIB);
-        let share = room.take(&account, 70 * KIB).await.expect("an empty room");
-        first.extensions_mut().insert(share.at_most(50 * KIB));
-        let first = room.hold(&account, first);
+        let permit = budget.take(&account, 70 * KIB).await.expect("an empty room");
+        first.extensions_mut().insert(permit.at_most(50 * KIB));
+        let first = budget.hold(&account, first);
         assert_eq!(first.status(), 200);
-        assert!(room.take_now(&account, 26 * KIB).is_err(), "it is counted");
-        assert!(room.take_now(&account, 25 * KIB).is_ok(), "and no more than it");
+        assert!(budget.take_now(&account, 26 * KIB).is_err(), "it is counted");
+        assert!(budget.take_now(&account, 25 * KIB).is_ok(), "and no more than it");
         drop(first);
-        assert!(room.take_now(&account, 75 * KIB).is_ok(), "and given back");
-        let share = room.take(&account, 70 * KIB).await.expect("an empty room").at_most(SMALL_BYTES);
-        assert!(room.take_now(&account, 75 * KIB).is_ok(), "what turned out to be small is not counted");
-        drop(share);
-        assert!(room.0.lock().is_empty());
+        assert!(budget.take_now(&account, 75 * KIB).is_ok(), "and given back");
+        let permit = budget.take(&account, 70 * KIB).await.expect("an empty room").at_most(SMALL_BYTES);
+        assert!(budget.take_now(&account, 75 * KIB).is_ok(), "what turned out to be small is not counted");
+        drop(permit);
+        assert!(budget.0.lock().is_empty());
     }
 
     #[tokio::test]
     async fn an_account_leaves_room_to_the_others() {
-        let room = budget();
+        let budget = budget();
         let (large, other) = (AccountId::new("large"), AccountId::new("other"));
-        let all = room.take(&large, 1024 * KIB).await.expect("an empty room");
-        assert!(room.take_now(&large, SMALL_BYTES + 1).is_err());
-        assert!(room.take_now(&large, SMALL_BYTES).is_ok(), "what is small needs no room");
-        let beside = room.take_now(&other, 50 * KIB).expect("its portion, and half of what the first left");
-        assert!(room.take_now(&other, SMALL_BYTES + 1).is_err(), "and no more than that");
+        let all = budget.take(&large, 1024 * KIB).await.expect("an empty room");
+        assert!(budget.take_now(&large, SMALL_BYTES + 1).is_err());
+        assert!(budget.take_now(&large, SMALL_BYTES).is_ok(), "what is small needs no room");
+        let beside = budget.take_now(&other, 50 * KIB).expect("its portion, and half of what the first left");
+        assert!(budget.take_now(&other, SMALL_BYTES + 1).is_err(), "and no more than that");
         drop((all, beside));
-        assert!(room.0.lock().is_empty(), "who holds nothing is forgotten");
+        assert!(budget.0.lock().is_empty(), "who holds nothing is forgotten");
     }
 
     #[tokio::test]
     async fn waiter_gets_returned_permit_and_departed_waiter_does_not() {
-        let (room, account) = (budget(), AccountId::new("acme"));
-        let all = room.take(&account, 75 * KIB).await.expect("an empty room");
-        let [mut given, mut last] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
+        let (budget, account) = (budget(), AccountId::new("acme"));
+        let all = budget.take(&account, 75 * KIB).await.expect("an empty room");
+        let [mut given, mut last] = [60, 20].map(|kib| Box::pin(budget.take(&account, kib * KIB)));
         assert!(one_poll(&mut given).await.is_none());
         // A waiter that has gone by the time its permit is granted.
         let (abandoned, _) = oneshot::channel();
-        room.0.lock().wait(&account, 30 * KIB, abandoned);
+        budget.0.lock().wait(&account, 30 * KIB, abandoned);
         assert!(one_poll(&mut last).await.is_none());
         drop(all);
         assert!(one_poll(&mut last).await.is_none(), "it was given to the first, which has not looked");
         drop(given);
         assert!(one_poll(&mut last).await.is_some_and(|taken| taken.is_ok()));
-        assert!(room.0.lock().is_empty());
+        assert!(budget.0.lock().is_empty());
     }
 
     #[tokio::test]
     async fn waiter_that_departs_lets_smaller_request_through() {
-        let (room, account) = (budget(), AccountId::new("acme"));
-        let held = room.take(&account, 55 * KIB).await.expect("an empty room");
-        let [mut large, mut small] = [60, 20].map(|kib| Box::pin(room.take(&account, kib * KIB)));
+        let (budget, account) = (budget(), AccountId::new("acme"));
+        let held = budget.take(&account, 55 * KIB).await.expect("an empty room");
+        let [mut large, mut small] = [60, 20].map(|kib| Box::pin(budget.take(&account, kib * KIB)));
         assert!(one_poll(&mut large).await.is_none());
         assert!(one_poll(&mut small).await.is_none(), "it waits behind the other");
         drop(large);
         assert!(one_poll(&mut small).await.is_some_and(|taken| taken.is_ok()));
         drop(held);
-        assert!(room.0.lock().is_empty());
+        assert!(budget.0.lock().is_empty());
     }
 
     /// Result of polling a future once.
@@ -303,29 +303,29 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     async fn request_never_waits_for_free_memory_under_contention() {
-        let room = budget();
+        let budget = budget();
         let mut tasks = JoinSet::new();
         for number in 0..24_usize {
-            let room = room.clone();
+            let budget = budget.clone();
             tasks.spawn(async move {
                 let account = AccountId::new(&format!("account-{}", number % 3));
                 for round in 0..300 {
                     let bytes = (17 + (number * 7 + round * 5) % 58) * KIB;
                     if (number + round) % 5 == 0 {
                         // Polled once, then dropped.
-                        let _ = one_poll(&mut Box::pin(room.take(&account, bytes))).await;
+                        let _ = one_poll(&mut Box::pin(budget.take(&account, bytes))).await;
                         continue;
                     }
-                    let share =
-                        room.take(&account, bytes).await.expect("all others give theirs back at once");
+                    let permit =
+                        budget.take(&account, bytes).await.expect("all others give theirs back at once");
                     tokio::task::yield_now().await;
-                    drop(share.at_most(bytes / 2));
+                    drop(permit.at_most(bytes / 2));
                 }
             });
         }
         while let Some(ended) = tasks.join_next().await {
             ended.expect("no panic");
         }
-        assert!(room.0.lock().is_empty());
+        assert!(budget.0.lock().is_empty());
     }
 }

@@ -33,13 +33,13 @@ pub(super) fn members(api: &Api, principal: &Principal, channel: &str) -> Result
         let data = member.data.as_ref().map_or(0, |data| data.get().len());
         size_of::<(MemberId, PresentMember)>() + id.client_id.as_str().len() + data
     });
-    let room = api.answers.take_now(&principal.account.id, bytes.sum());
-    let room = room.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
+    let permit = api.answers.take_now(&principal.account.id, bytes.sum());
+    let permit = permit.inspect_err(|_| Limit::HttpAnswersBytes.hit())?;
     let members = members.into_iter();
     // Every node has all members, as far as the nodes can reach each other.
     let source = if api.services.hub.is_clustered() { "store" } else { "memory" };
     let mut response = Response::new(Body::new(MembersBody { members, source, begun: false, ended: false }));
-    response.extensions_mut().insert(room);
+    response.extensions_mut().insert(permit);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }

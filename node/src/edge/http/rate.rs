@@ -40,9 +40,9 @@ impl KeyRates {
         }
         let bucket = buckets.entry(key.clone()).or_insert(KeyBucket { full_at: now });
         let missing = bucket.full_at.saturating_duration_since(now);
-        let room = Duration::from_secs(1).saturating_sub(cost);
-        if missing > room {
-            return Err((missing - room).as_secs_f64().ceil() as u64);
+        let delay_max = Duration::from_secs(1).saturating_sub(cost);
+        if missing > delay_max {
+            return Err((missing - delay_max).as_secs_f64().ceil() as u64);
         }
         bucket.full_at = now + missing + cost;
         Ok(())
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_no_limit() {
+    fn key_rate_of_zero_is_no_limit() {
         let rates = KeyRates::new(0);
         assert_eq!(rates.take(&key("a"), 1_000_000, Instant::now()), Ok(()));
         assert!(rates.buckets.lock().is_empty());

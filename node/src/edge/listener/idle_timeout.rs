@@ -66,12 +66,12 @@ impl IdleTimeout {
     pub(super) fn has_expired(&mut self, cx: &mut Context<'_>) -> bool {
         let idle = self.idle;
         let Some(waiting) = self.waiting(idle, false) else { return false };
-        let is_over = waiting.end.as_mut().poll(cx).is_ready();
-        if is_over {
+        let has_expired = waiting.end.as_mut().poll(cx).is_ready();
+        if has_expired {
             let limit = if waiting.has_begun { Limit::HeaderMs } else { Limit::HttpIdleMs };
             limit.hit();
         }
-        is_over
+        has_expired
     }
 
     /// Called when bytes have arrived.
@@ -111,31 +111,31 @@ mod tests {
         IdleTimeout::new(&Limits { http_idle_ms: 75_000, header_ms: 10_000, ..Limits::default() })
     }
 
-    async fn over(silence: &mut IdleTimeout) {
+    async fn expired(silence: &mut IdleTimeout) {
         poll_fn(|cx| if silence.has_expired(cx) { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
-    async fn is_over_after(silence: &mut IdleTimeout, time: Duration) -> bool {
-        tokio::time::timeout(time, over(silence)).await.is_ok()
+    async fn expires_within(silence: &mut IdleTimeout, time: Duration) -> bool {
+        tokio::time::timeout(time, expired(silence)).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_may_be_idle_for_its_time() {
         let mut silence = silence();
-        assert!(!is_over_after(&mut silence, IDLE - Duration::from_secs(1)).await);
-        assert!(is_over_after(&mut silence, Duration::from_secs(2)).await);
+        assert!(!expires_within(&mut silence, IDLE - Duration::from_secs(1)).await);
+        assert!(expires_within(&mut silence, Duration::from_secs(2)).await);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_head_has_its_time_from_its_first_byte() {
         let mut silence = silence();
-        assert!(!is_over_after(&mut silence, IDLE - Duration::from_secs(1)).await);
+        assert!(!expires_within(&mut silence, IDLE - Duration::from_secs(1)).await);
         silence.record_activity();
         for _ in 0..9 {
-            assert!(!is_over_after(&mut silence, Duration::from_secs(1)).await);
+            assert!(!expires_within(&mut silence, Duration::from_secs(1)).await);
             silence.record_activity();
         }
-        assert!(is_over_after(&mut silence, HEAD - Duration::from_secs(8)).await);
+        assert!(expires_within(&mut silence, HEAD - Duration::from_secs(8)).await);
     }
 
     #[tokio::test(start_paused = true)]
@@ -143,14 +143,14 @@ mod tests {
         let mut silence = silence();
         silence.record_activity();
         let turn = silence.turns().begin();
-        assert!(!is_over_after(&mut silence, IDLE * 9).await);
+        assert!(!expires_within(&mut silence, IDLE * 9).await);
         silence.record_activity();
-        assert!(!is_over_after(&mut silence, IDLE * 9).await, "its body");
+        assert!(!expires_within(&mut silence, IDLE * 9).await, "its body");
         drop(turn);
-        assert!(!is_over_after(&mut silence, IDLE - Duration::from_secs(1)).await);
+        assert!(!expires_within(&mut silence, IDLE - Duration::from_secs(1)).await);
         // A request whose head and answer came between two reads.
         drop(silence.turns().begin());
-        assert!(!is_over_after(&mut silence, IDLE - Duration::from_secs(1)).await);
-        assert!(is_over_after(&mut silence, Duration::from_secs(2)).await);
+        assert!(!expires_within(&mut silence, IDLE - Duration::from_secs(1)).await);
+        assert!(expires_within(&mut silence, Duration::from_secs(2)).await);
     }
 }

@@ -401,8 +401,8 @@ mod tests {
     #[test]
     fn only_a_whole_head_of_hypers_own_is_said_in_our_form() {
         let own = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ndate: now\r\ncontent-length: 0\r\n\r\n";
-        let said = ReadStream::translate_hyper_response(own).expect("said anew");
-        assert_eq!(said, (HttpRefusal::malformed("the request is malformed"), "now".to_owned()));
+        let translated = ReadStream::translate_hyper_response(own).expect("said anew");
+        assert_eq!(translated, (HttpRefusal::malformed("the request is malformed"), "now".to_owned()));
         let ours = b"HTTP/1.1 404 Not Found\r\naccess-control-allow-origin: *\r\ncontent-length: 0\r\n\r\n";
         assert_eq!(ReadStream::translate_hyper_response(ours), None);
         // Message data is part of bodies, and any part of a body may be one write.

@@ -317,10 +317,12 @@ impl BacklogContext {
         };
         let found = async {
             match question {
-                BacklogQuery::After { after, until_sequence: mark, back_ms } => {
-                    rows.find_after(after, mark, back_ms).await
+                BacklogQuery::After { after, until_sequence, back_ms } => {
+                    rows.find_after(after, until_sequence, back_ms).await
                 }
-                BacklogQuery::Rewind { rewind, until_sequence: mark } => rows.find_back(rewind, mark).await,
+                BacklogQuery::Rewind { rewind, until_sequence } => {
+                    rows.find_back(rewind, until_sequence).await
+                }
                 BacklogQuery::Page { cursor, format, without } => rows.page(cursor, format, without).await,
                 BacklogQuery::ClusterAfter { position, attach_position, back_ms } => {
                     rows.find_in_cluster(position, attach_position, back_ms, policy.history).await
@@ -329,10 +331,10 @@ impl BacklogContext {
                     Some(rows.rewind_in_cluster(rewind, attach_position, policy).await)
                 }
                 BacklogQuery::SharedPage { reading, format, without } => {
-                    let has = reading.position.clone();
+                    let position = reading.position.clone();
                     let found = rows.next_shared_page(reading, format, without).await;
                     if found.is_none() {
-                        rows.record_loss_position(&has).await;
+                        rows.record_loss_position(&position).await;
                     }
                     found
                 }

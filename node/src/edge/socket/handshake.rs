@@ -264,7 +264,7 @@ impl<'a> RequestHead<'a> {
         let resumable = gate
             .session_registry
             .zip(resume)
-            .and_then(|(identities, key)| identities.find_resumable(&key, &principal, client_id.as_ref()));
+            .and_then(|(sessions, key)| sessions.find_resumable(&key, &principal, client_id.as_ref()));
         let replaces = resumable.as_ref().is_some_and(|resumable| resumable.is_open);
         let quota_slot = if replaces {
             Some(gate.connections.admit_successor(&principal.account))

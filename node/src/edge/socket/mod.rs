@@ -154,8 +154,15 @@ pub struct ShardServices {
 
 impl ShardServices {
     fn gate(&self, address: Option<IpAddr>) -> AdmissionContext<'_> {
-        let Self { auth, connections, session_registry: identities, limits, files, .. } = self;
-        AdmissionContext { auth, connections, session_registry: Some(identities), limits, files, address }
+        let Self { auth, connections, session_registry, limits, files, .. } = self;
+        AdmissionContext {
+            auth,
+            connections,
+            session_registry: Some(session_registry),
+            limits,
+            files,
+            address,
+        }
     }
 }
 

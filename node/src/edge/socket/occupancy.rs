@@ -192,7 +192,7 @@ impl WatchedChannels {
         &self,
         now: Instant,
         counted: impl Iterator<Item = (&'a ChannelKey, CountedOccupancy)>,
-        tell: impl Fn(usize, Arc<OccupancyNotice>),
+        notify: impl Fn(usize, Arc<OccupancyNotice>),
     ) {
         let mut channels = self.channels.lock();
         for (key, occupied) in counted {
@@ -202,7 +202,7 @@ impl WatchedChannels {
             }
             let notice = watch.last_notice.insert(Arc::new(OccupancyNotice::new(key, occupied, now)));
             let watching = (0..64).filter(|shard| watch.shards & (1 << shard) != 0);
-            watching.for_each(|shard| tell(shard, Arc::clone(notice)));
+            watching.for_each(|shard| notify(shard, Arc::clone(notice)));
         }
     }
 }

@@ -225,20 +225,20 @@ mod tests {
 
     #[test]
     fn first_and_last_connection_of_all_nodes_are_reported() {
-        let tell = |is_occupied| OccupancyStep::Notify { is_occupied };
+        let notify = |is_occupied| OccupancyStep::Notify { is_occupied };
         for (here, remote, expected) in [
             (count(0, false), Some(count(0, false)), OccupancyStep::Nothing),
             (count(0, false), None, OccupancyStep::Nothing),
-            (count(1, false), Some(count(0, false)), tell(true)),
-            (count(1, false), Some(count(5, false)), tell(true)),
-            (count(1, false), None, tell(true)),
+            (count(1, false), Some(count(0, false)), notify(true)),
+            (count(1, false), Some(count(5, false)), notify(true)),
+            (count(1, false), None, notify(true)),
             (count(1, false), Some(count(5, true)), OccupancyStep::AlreadyReported),
             // The last connection here has just gone, and the channel is not vacated.
             (count(1, false), Some(count(0, true)), OccupancyStep::AlreadyReported),
             (count(2, true), Some(count(0, false)), OccupancyStep::Nothing),
             (count(2, true), None, OccupancyStep::Nothing),
-            (count(0, true), Some(count(0, false)), tell(false)),
-            (count(0, true), Some(count(0, true)), tell(false)),
+            (count(0, true), Some(count(0, false)), notify(false)),
+            (count(0, true), Some(count(0, true)), notify(false)),
             (count(0, true), Some(count(1, true)), OccupancyStep::Forget),
             (count(0, true), Some(count(1, false)), OccupancyStep::Recheck),
             (count(0, true), None, OccupancyStep::Recheck),

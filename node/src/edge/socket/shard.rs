@@ -226,10 +226,10 @@ impl Shard {
 
     fn is_done(&self) -> bool {
         // A connection whose last frames are sent is not waited for.
-        let is_over = |slot: &Option<Box<SocketConnection>>| {
+        let is_closed = |slot: &Option<Box<SocketConnection>>| {
             slot.as_ref().is_none_or(|connection| connection.has_sent_all())
         };
-        self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.iter().all(is_over))
+        self.stop_ms.is_some_and(|stop_ms| self.now_ms >= stop_ms || self.slots.iter().all(is_closed))
     }
 
     /// True if there is work that this thread can continue, apart from reading.
@@ -304,7 +304,7 @@ impl Shard {
         match input {
             Input::Deliver(delivery) => self.deliver(&delivery),
             Input::DeliverPresence(delivery) => self.deliver_presence(&delivery),
-            Input::ContinuityLost(channel, mark) => self.signal_loss_to_all(channel, &mark),
+            Input::ContinuityLost(channel, position) => self.signal_loss_to_all(channel, &position),
             Input::AttachReady { slot, generation, key, attaching } => {
                 self.continue_attach(slot, generation, &key, *attaching);
             }

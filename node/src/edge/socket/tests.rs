@@ -84,7 +84,7 @@ impl SocketTestNode {
         let (shards, polls) = Shards::prepare(1).unwrap();
         let clock = Clock::system();
         let hub = Arc::new(Hub::new(shards.targets(), clock.clone(), &limits));
-        let identities = Arc::new(session_registry(hub.incarnation(), &shards, &clock, &limits));
+        let session_registry = Arc::new(session_registry(hub.incarnation(), &shards, &clock, &limits));
         let store = Arc::new(DeferredStore::default());
         let ceiling = format!("connection_limit = {CEILING}");
         let directory = DirectoryText::default()
@@ -102,7 +102,7 @@ impl SocketTestNode {
             hub: Arc::clone(&hub),
             auth: Arc::clone(&auth),
             connections: Arc::clone(&connections),
-            session_registry: Arc::clone(&identities),
+            session_registry: Arc::clone(&session_registry),
             limits: limits.clone(),
             files: Arc::new(ClientFiles::within(1 << 20, &limits)),
             proxies: Arc::default(),
@@ -123,7 +123,7 @@ impl SocketTestNode {
             limits,
             hub,
             connections,
-            session_registry: identities,
+            session_registry,
             _reader: reader,
         };
         (node, ready)
@@ -323,7 +323,7 @@ fn client_at_answer_limit_is_read_no_faster_than_answered() {
 }
 
 #[test]
-fn while_a_client_is_not_read_its_silence_says_nothing() {
+fn silence_of_a_client_that_is_not_read_does_not_count() {
     let node = SocketTestNode::start();
     let (_client, server) = node.pair();
     let link = ClientLink::plain(mio::net::TcpStream::from_std(server));

@@ -53,7 +53,7 @@ fn text(delivery: &MessageDelivery) -> String {
 }
 
 #[test]
-fn its_serial_is_where_this_node_stands_after_it() {
+fn forwarded_message_has_this_nodes_position_as_serial() {
     let (hub, targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 2);
@@ -101,14 +101,15 @@ fn resuming_client_replays_from_first_missed_message() {
     assert_eq!(start(0, 2), ResumeStart::Replay { after: local_offset(1), is_exact: false });
     assert_eq!(start(2, 3), ResumeStart::Unknown, "it has what has not come here yet");
     let pulled = channel.pull(local_offset(2), usize::MAX).expect("the ring has it");
-    let has = position(&hub, 2, 1);
-    let missed: Vec<_> = pulled.deliveries.iter().filter(|delivery| !delivery.is_included_in(&has)).collect();
+    let received = position(&hub, 2, 1);
+    let missed: Vec<_> =
+        pulled.deliveries.iter().filter(|delivery| !delivery.is_included_in(&received)).collect();
     assert_eq!(missed.len(), 1, "the last one came from here, and it has that");
-    assert_eq!(missed[0].position().serial().join(&has), position(&hub, 2, 2));
+    assert_eq!(missed[0].position().serial().join(&received), position(&hub, 2, 2));
 }
 
 #[test]
-fn a_run_that_nothing_is_known_of_is_no_place_to_begin() {
+fn position_with_unknown_incarnation_cannot_be_resumed() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     hub.attach(&key("a"), 0);
     hub.deliver_forwarded(from(THERE, 1, 1));
@@ -189,7 +190,7 @@ fn backfill_is_taken_only_from_peer_as_far_in_each_incarnation() {
         backfill(4, vec![from(THERE, 5, 1), from(THERE, 6, 1)]).expect("it has all that is here");
     let positions: Vec<Serial> = backfilled.deliveries.into_iter().map(|(_, position)| position).collect();
     assert_eq!(positions, [position(&hub, 0, 5), position(&hub, 0, 6)]);
-    assert_eq!(backfilled.has, position(&hub, 0, 6));
+    assert_eq!(backfilled.received, position(&hub, 0, 6));
     assert!(backfill(4, vec![from(THERE, 5, 1)]).is_none(), "6 has come here and was not known there");
     assert!(backfill(6, Vec::new()).is_some(), "it has it already");
     assert!(backfill(0, vec![from(THERE + 1, 1, 1)]).is_some(), "of this run it was never to have anything");

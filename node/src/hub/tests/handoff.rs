@@ -129,7 +129,7 @@ fn handoff_with_gap_to_own_replay_buffer_is_refused() {
 }
 
 #[test]
-fn a_run_that_is_gone_is_known_here_as_it_was_there() {
+fn retired_incarnation_is_known_as_at_the_leaving_node() {
     let leaving = leaving();
     let incarnation = leaving.incarnation();
     leaving.deliver_forwarded(from(GONE, 9, 1));

@@ -45,7 +45,7 @@ fn subscribers_get_continuity_loss_in_channels_of_a_down_node() {
 }
 
 #[test]
-fn client_is_not_resumed_until_doubtful_node_catches_up() {
+fn client_is_not_resumed_until_node_in_doubt_catches_up() {
     let (hub, targets, channel) = joined();
     hub.deliver_forwarded(from(THERE, 5, 2));
     let start = |there| hub.resume_start(&key("a"), &position(&hub, 0, there));
@@ -59,7 +59,7 @@ fn client_is_not_resumed_until_doubtful_node_catches_up() {
 }
 
 #[test]
-fn a_doubtful_one_may_have_published_wherever_it_forwards() {
+fn incarnation_in_doubt_may_have_published_where_it_forwards() {
     let (hub, targets, channel) = joined();
     let silent =
         || hub.channels_silent_from(THERE).iter().map(|channel| channel.number()).collect::<Vec<_>>();
@@ -77,7 +77,7 @@ fn a_doubtful_one_may_have_published_wherever_it_forwards() {
 }
 
 #[test]
-fn a_doubtful_one_that_is_gone_ends_every_position() {
+fn incarnation_abandoned_in_doubt_ends_every_position() {
     let (hub, targets, channel) = joined();
     hub.deliver_forwarded(from(THERE, 5, 2));
     publish(&hub, &key("a"), 1);
@@ -251,7 +251,7 @@ fn joined_without_buffers() -> (Hub, Vec<Arc<HubTestTarget>>, Arc<Channel>) {
 }
 
 #[test]
-fn a_run_that_is_long_gone_stands_in_no_position_and_ends_none() {
+fn retired_incarnation_leaves_positions_and_ends_none() {
     let (hub, targets, channel) = joined();
     hub.deliver_forwarded(from(THERE, 5, 2));
     publish(&hub, &key("a"), 1);

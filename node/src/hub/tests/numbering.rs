@@ -42,10 +42,10 @@ fn attach_position_includes_all_earlier_sequences() {
     let (hub, _targets) = hub_of(2, Clock::manual(NOW_MS));
     let first = hub.attach(&key("a"), 0).1;
     let last = publish(&hub, &key("a"), 3).last();
-    let (_, mark) = hub.attach(&key("a"), 1);
-    assert_eq!((&mark, hub.position(&key("a")).own), (&ChannelPosition::own(last), last));
-    assert_eq!(mark.offset, first.offset + 3);
-    assert_eq!(mark.own.incarnation, first.own.incarnation);
+    let (_, position) = hub.attach(&key("a"), 1);
+    assert_eq!((&position, hub.position(&key("a")).own), (&ChannelPosition::own(last), last));
+    assert_eq!(position.offset, first.offset + 3);
+    assert_eq!(position.own.incarnation, first.own.incarnation);
 }
 
 #[test]
@@ -53,18 +53,18 @@ fn channel_without_subscribers_is_dropped_and_sequences_go_on() {
     let (hub, _targets) = hub_without_buffers(1, Clock::manual(NOW_MS));
     let mut last = 0;
     for round in 0..50 {
-        let (channel, mark) = hub.attach(&key("a"), 0);
-        assert!(mark.offset >= last, "round {round}");
+        let (channel, position) = hub.attach(&key("a"), 0);
+        assert!(position.offset >= last, "round {round}");
         let published = publish(&hub, &key("a"), 2);
-        assert_eq!(published.messages[0].sequence, mark.offset + 1);
+        assert_eq!(published.messages[0].sequence, position.offset + 1);
         hub.detach(&channel, 0);
         assert_eq!(hub.channel_count(), 0);
-        let unheard = publish(&hub, &key("a"), 1);
-        assert!(unheard.last().sequence > published.last().sequence, "round {round}");
+        let undelivered = publish(&hub, &key("a"), 1);
+        assert!(undelivered.last().sequence > published.last().sequence, "round {round}");
         publish(&hub, &key("b"), 5);
         assert_eq!(hub.channel_count(), 0, "a publish that nobody hears leaves nothing");
-        assert!(hub.position(&key("a")).offset >= unheard.last().sequence);
-        last = unheard.last().sequence;
+        assert!(hub.position(&key("a")).offset >= undelivered.last().sequence);
+        last = undelivered.last().sequence;
     }
 }
 

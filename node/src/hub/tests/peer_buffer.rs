@@ -165,7 +165,7 @@ fn backfill_adds_retired_incarnation_to_earlier_positions() {
     channel.learn_sequences(&[stamp(99, 7)]);
     let pulled = channel.pull(channel.rewind(9, 0).after, usize::MAX).expect("it is there");
     let serials: Vec<Serial> = pulled.deliveries.iter().map(|one| one.position().serial()).collect();
-    assert!(serials.windows(2).all(|two| two[1].covers(&two[0])), "{serials:?}");
+    assert!(serials.windows(2).all(|two| two[1].includes(&two[0])), "{serials:?}");
     let last = serials.last().expect("there are some");
     assert_eq!((last.sequence_of(GONE), last.sequence_of(99)), (Some(9), Some(7)));
     assert_eq!(channel.position().serial(), *last);
@@ -230,7 +230,8 @@ fn places_that_are_used_again_are_not_those_of_before() {
         assert_eq!((local_offset.offset, channel.position_at(local_offset)), (offset, of_there.clone()));
         assert_eq!(pulled(&channel, local_offset), [(OTHER, 1), (OTHER, 2)]);
     }
-    let give_way = || channel.state.lock().replay_buffer.as_mut().map(|ring| ring.evict(usize::MAX, 9).len());
+    let give_way =
+        || channel.state.lock().replay_buffer.as_mut().map(|buffer| buffer.evict(usize::MAX, 9).len());
     assert_eq!(give_way(), Some(3));
     let messages = vec![(from(OTHER, 1, 1), 0), (from(THERE, 1, 1), 0), (from(OTHER, 2, 1), 0)];
     let end = position(&[(THERE, 1), (OTHER, 2)]);
@@ -242,7 +243,7 @@ fn places_that_are_used_again_are_not_those_of_before() {
         // The peer had nothing else after that offset.
         let backfill =
             channel.backfill(&of_there, local_offset, Vec::new()).expect("nothing is known to be missing");
-        assert_eq!(backfill.has, of_there.join(&position(&[(hub.incarnation(), 0)])));
+        assert_eq!(backfill.received, of_there.join(&position(&[(hub.incarnation(), 0)])));
     }
     let all = channel.rewind(9, 0).after;
     assert_eq!(pulled(&channel, all), [(OTHER, 1), (THERE, 1), (OTHER, 2)]);

@@ -157,10 +157,10 @@ fn a_channel_with_members_lives_and_is_forgotten_with_the_last() {
     change(&hub, 2, PresenceAction::Leave, "1");
     assert_eq!((hub.channel_count(), hub.channel_member_counts(key("a").account()).len()), (0, 0));
     let (channel, _) = hub.attach(&key("a"), 0);
-    let (follows, mark) = hub.presence_state(&channel);
+    let (follows, last_sequence) = hub.presence_state(&channel);
     assert!(!follows);
     change(&hub, 1, PresenceAction::Enter, "1");
-    assert!(targets[0].presence.lock()[0].event.sequence > mark);
+    assert!(targets[0].presence.lock()[0].event.sequence > last_sequence);
     assert_eq!(hub.members(&key("a")).len(), 1);
 }
 

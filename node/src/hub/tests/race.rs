@@ -37,23 +37,23 @@ fn concurrent_publishers_yield_gapless_sequences_at_all_targets() {
     }
 }
 
-/// The part of sorted `sequences` that is above `mark` and not above `end`.
-fn within(sequences: &[u64], mark: u64, end: u64) -> &[u64] {
+/// The part of sorted `sequences` that is above `begin` and not above `end`.
+fn within(sequences: &[u64], begin: u64, end: u64) -> &[u64] {
     let below = |limit: u64| sequences.partition_point(|sequence| *sequence <= limit);
-    &sequences[below(mark)..below(end)]
+    &sequences[below(begin)..below(end)]
 }
 
 /// Attaches until a message arrives, and detaches; returns the sequences at attach and before each detach.
 fn attach_and_detach(hub: &Hub, target: usize) -> Vec<(u64, u64)> {
     let once = |_| {
-        let (channel, mark) = hub.attach(&key("a"), target);
+        let (channel, begin) = hub.attach(&key("a"), target);
         let mut end = hub.position(&key("a"));
-        while end == mark {
+        while end == begin {
             std::thread::yield_now();
             end = hub.position(&key("a"));
         }
         hub.detach(&channel, target);
-        (mark.offset, end.offset)
+        (begin.offset, end.offset)
     };
     (0..SPANS).map(once).collect()
 }
@@ -87,10 +87,10 @@ fn attach_during_publishes_misses_nothing_and_sequences_unique() {
     for (target, spans) in targets.iter().zip(spans) {
         let got = target.sequences();
         assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "every target gets the numbers in order");
-        for (mark, end) in spans.unwrap() {
-            let expected = within(&published, mark, end);
+        for (begin, end) in spans.unwrap() {
+            let expected = within(&published, begin, end);
             assert!(!expected.is_empty());
-            assert_eq!(within(&got, mark, end), expected, "between {mark} and {end}");
+            assert_eq!(within(&got, begin, end), expected, "between {begin} and {end}");
         }
     }
 }

@@ -53,10 +53,10 @@ impl HubTestNode {
         self.receive_members_beside(by, members, known, &[]);
     }
 
-    /// Applies a page of peer `by` that must not restore members of the incarnations `tell`.
-    fn receive_members_beside(&self, by: u64, members: Vec<RemoteMember>, known: u64, tell: &[u64]) {
+    /// Applies a page of peer `by` that must not restore members of the incarnations `excluded`.
+    fn receive_members_beside(&self, by: u64, members: Vec<RemoteMember>, known: u64, excluded: &[u64]) {
         let page = RemoteMembersPage::new(key("a"), by, None, members, true);
-        self.hub.apply_remote_members(page, Some(known), |incarnation| tell.contains(&incarnation));
+        self.hub.apply_remote_members(page, Some(known), |incarnation| excluded.contains(&incarnation));
     }
 
     /// The events that subscribers got since the last call.
@@ -216,7 +216,7 @@ fn members_sent_by_node_replace_only_that_nodes_members() {
 }
 
 #[test]
-fn of_members_of_others_what_is_known_already_stays() {
+fn known_remote_member_is_not_replaced_by_an_older_page() {
     let node = HubTestNode::new();
     node.receive_change(Enter, remote_member(1, (3, ONE), "1"));
     node.events();
@@ -352,13 +352,13 @@ impl HubTestCluster {
         let known = self.nodes[to].hub.presence_sequence();
         let mut after: Option<MemberId> = None;
         loop {
-            let tell = |part: &[RemoteMember], is_last| {
+            let send_page = |part: &[RemoteMember], is_last| {
                 let page = RemoteMembersPage::new(key("a"), own, after.clone(), part.to_vec(), is_last);
                 (part.last().map(|last| last.member.clone()).filter(|_| !is_last), page)
             };
             let is_own = |incarnation| incarnation == own;
             let (end, page) =
-                self.nodes[from].hub.with_members_page(&key("a"), after.as_ref(), 2_000, is_own, tell);
+                self.nodes[from].hub.with_members_page(&key("a"), after.as_ref(), 2_000, is_own, send_page);
             self.nodes[to].hub.apply_remote_members(page, Some(known), |_| false);
             after = end;
             if after.is_none() {

@@ -31,19 +31,22 @@ fn pulled(channel: &Channel, mut after: u64) -> Vec<u64> {
 #[test]
 fn a_channel_outlives_its_last_detach_and_gives_what_was_missed() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
-    let (channel, mark) = hub.attach(&key("a"), 0);
+    let (channel, position) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 3);
     hub.detach(&channel, 0);
     publish(&hub, &key("a"), 2);
     for _ in 0..50 {
         publish(&hub, &key("b"), 7);
     }
-    let joined = hub.attach_resuming(&key("a"), 0, &serial(&hub, mark.offset + 1));
+    let joined = hub.attach_resuming(&key("a"), 0, &serial(&hub, position.offset + 1));
     assert_eq!(joined.channel.number(), channel.number());
-    assert_eq!(joined.start, ResumeStart::Replay { after: local_offset(mark.offset + 1), is_exact: true });
-    assert_eq!(joined.position.offset, mark.offset + 5);
-    let missed: Vec<u64> = (mark.offset + 2..=mark.offset + 5).collect();
-    assert_eq!(pulled(&joined.channel, mark.offset + 1), missed);
+    assert_eq!(
+        joined.start,
+        ResumeStart::Replay { after: local_offset(position.offset + 1), is_exact: true }
+    );
+    assert_eq!(joined.position.offset, position.offset + 5);
+    let missed: Vec<u64> = (position.offset + 2..=position.offset + 5).collect();
+    assert_eq!(pulled(&joined.channel, position.offset + 1), missed);
     let live = hub.attach_resuming(&key("a"), 0, &serial(&hub, joined.position.offset));
     assert_eq!(live.start, ResumeStart::Live);
 }
@@ -52,16 +55,16 @@ fn a_channel_outlives_its_last_detach_and_gives_what_was_missed() {
 fn a_position_that_is_not_of_the_channel_is_unknown() {
     let (hub, _targets) = hub_of(1, Clock::manual(NOW_MS));
     publish(&hub, &key("a"), 5);
-    let (_, mark) = hub.attach(&key("a"), 0);
+    let (_, position) = hub.attach(&key("a"), 0);
     publish(&hub, &key("a"), 1);
     let start = |position: &Serial| hub.attach_resuming(&key("a"), 0, position).start;
     assert_eq!(
-        start(&serial(&hub, mark.offset)),
-        ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true }
+        start(&serial(&hub, position.offset)),
+        ResumeStart::Replay { after: local_offset(position.offset), is_exact: true }
     );
-    assert_eq!(start(&serial(&hub, mark.offset - 1)), ResumeStart::Unknown, "before anybody attached");
-    assert_eq!(start(&serial(&hub, mark.offset + 2)), ResumeStart::Unknown, "not numbered yet");
-    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, mark.offset)), ResumeStart::Unknown);
+    assert_eq!(start(&serial(&hub, position.offset - 1)), ResumeStart::Unknown, "before anybody attached");
+    assert_eq!(start(&serial(&hub, position.offset + 2)), ResumeStart::Unknown, "not numbered yet");
+    assert_eq!(start(&Serial::single(hub.incarnation() ^ 1, position.offset)), ResumeStart::Unknown);
     assert_eq!(start(&Serial::default()), ResumeStart::Unknown);
 }
 
@@ -69,7 +72,7 @@ fn a_position_that_is_not_of_the_channel_is_unknown() {
 fn after_twice_the_window_the_channel_is_forgotten() {
     let limits = Limits { resume_window_ms: 20, ..Limits::default() };
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
-    let (channel, mark) = hub.attach(&key("a"), 0);
+    let (channel, position) = hub.attach(&key("a"), 0);
     let detached = Instant::now();
     hub.detach(&channel, 0);
     hub.sweep();
@@ -82,7 +85,7 @@ fn after_twice_the_window_the_channel_is_forgotten() {
     }
     assert!(detached.elapsed() >= Duration::from_millis(40), "late it may be, early never");
     publish(&hub, &key("a"), 1);
-    assert_eq!(hub.attach_resuming(&key("a"), 0, &serial(&hub, mark.offset)).start, ResumeStart::Unknown);
+    assert_eq!(hub.attach_resuming(&key("a"), 0, &serial(&hub, position.offset)).start, ResumeStart::Unknown);
 }
 
 /// Bursts between two sweeps: the messages of the least recently attached channel are evicted, whichever channel exceeds the bound.
@@ -99,11 +102,14 @@ fn scarce_memory_evicts_least_recently_attached_channels_first() {
     for name in ["third", "second", "first", "third", "second", "first"] {
         publish(&hub, &key(name), 20);
     }
-    let start = |name, mark: &ChannelPosition| hub.resume_start(&key(name), &serial(&hub, mark.offset));
-    let replay =
-        |mark: &ChannelPosition| ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true };
-    for (name, mark) in [("first", &first), ("second", &second), ("third", &third)] {
-        assert_eq!(start(name, mark), replay(mark), "within the bound");
+    let start =
+        |name, position: &ChannelPosition| hub.resume_start(&key(name), &serial(&hub, position.offset));
+    let replay = |position: &ChannelPosition| ResumeStart::Replay {
+        after: local_offset(position.offset),
+        is_exact: true,
+    };
+    for (name, position) in [("first", &first), ("second", &second), ("third", &third)] {
+        assert_eq!(start(name, position), replay(position), "within the bound");
     }
     publish(&hub, &key("third"), 20);
     assert_eq!(start("first", &first), ResumeStart::Unknown);
@@ -123,14 +129,14 @@ fn scarce_memory_evicts_least_recently_attached_channels_first() {
     }
     assert_eq!(start("first", &first), replay(&first), "who publishes most gives way itself");
     assert_eq!(start("third", &third), replay(&third));
-    let mark = ChannelPosition::own(publish(&hub, &key("third"), 1).last());
+    let position = ChannelPosition::own(publish(&hub, &key("third"), 1).last());
     publish(&hub, &key("third"), 1);
-    assert_eq!(start("third", &mark), replay(&mark), "it is kept from there on");
+    assert_eq!(start("third", &position), replay(&position), "it is kept from there on");
 }
 
 /// Under races of many publishers, attaches and short-lived channels the budget's count stays exact.
 #[test]
-fn rings_that_give_way_at_once_add_up() {
+fn replay_buffers_evicted_at_once_add_up_in_the_budget() {
     let limits = Limits { rings_bytes: 40_000, resume_window_ms: 1, ..Limits::default() };
     let (hub, _targets) = hub_within(1, Clock::system(), limits);
     let hub = &hub;
@@ -166,21 +172,21 @@ fn many_replay_buffers_drop_messages_before_oldest_channels() {
     let limits = Limits { rings_bytes: 100 * 1024, ..Limits::default() };
     let (hub, _targets) = hub_within(1, Clock::manual(NOW_MS), limits);
     let name = |number: usize| key(&format!("c{number}"));
-    let (kept, mark) = hub.attach(&key("kept"), 0);
+    let (kept, position) = hub.attach(&key("kept"), 0);
     publish(&hub, &key("kept"), 1);
     for number in 0..95 {
         let (channel, _) = hub.attach(&name(number), 0);
         hub.detach(&channel, 0);
     }
     assert_eq!(
-        hub.resume_start(&key("kept"), &serial(&hub, mark.offset)),
-        ResumeStart::Replay { after: local_offset(mark.offset), is_exact: true }
+        hub.resume_start(&key("kept"), &serial(&hub, position.offset)),
+        ResumeStart::Replay { after: local_offset(position.offset), is_exact: true }
     );
     hub.sweep();
     let lives = |number: usize| hub.live(&name(number)).is_some();
     assert!((0..20).all(|number| !lives(number)) && (30..95).all(lives), "the first of them");
-    assert_eq!(hub.resume_start(&key("kept"), &serial(&hub, mark.offset)), ResumeStart::Unknown);
-    assert_eq!(kept.position().offset, mark.offset + 1, "it goes on with its numbers");
+    assert_eq!(hub.resume_start(&key("kept"), &serial(&hub, position.offset)), ResumeStart::Unknown);
+    assert_eq!(kept.position().offset, position.offset + 1, "it goes on with its numbers");
 }
 
 /// Clients come and go, each from its own position, during publishes. A client that goes live after its last page has every sequence once,

@@ -103,7 +103,7 @@ fn client_short_of_down_incarnation_not_resumed_from_buffer() {
     let start = hub.resume_start(&key("a"), &further);
     assert_eq!(start, ResumeStart::Replay { after: local_offset(OFFSETS_BEFORE + 1), is_exact: true });
     // Also when the first of the buffered messages is evicted.
-    channel.state.lock().replay_buffer.as_mut().map(|ring| ring.evict(1, 1));
+    channel.state.lock().replay_buffer.as_mut().map(|buffer| buffer.evict(1, 1));
     let mut lacks = Serial::single(THERE, 5);
     lacks.advance(FURTHER, 8);
     assert_eq!(hub.resume_start(&key("a"), &lacks), ResumeStart::Unknown);
@@ -113,7 +113,7 @@ fn client_short_of_down_incarnation_not_resumed_from_buffer() {
 
 /// A channel with new interest cannot tell a complete serial from one that lacks the last messages of a failed node.
 #[test]
-fn after_a_death_a_channel_begins_with_a_number_of_its_own() {
+fn channel_joined_after_node_failure_ends_older_positions() {
     for (has_lost, is_held) in [(false, false), (true, false), (false, true), (true, true)] {
         let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
         hub.set_interest(Arc::new(TestAnnouncer::after_failure(has_lost)));
@@ -129,7 +129,7 @@ fn after_a_death_a_channel_begins_with_a_number_of_its_own() {
 
 /// The same when a node fails for which the attach barrier waits.
 #[test]
-fn after_waiting_for_one_that_has_not_answered_too() {
+fn channel_let_in_without_an_answer_ends_older_positions() {
     for is_complete in [true, false] {
         let (hub, _) = hub_of(1, Clock::manual(NOW_MS));
         hub.set_interest(Arc::new(TestAnnouncer::with_barrier()));

@@ -28,8 +28,8 @@ pub(in crate::origin) fn reason(error: &fjall::Error) -> String {
     match error {
         fjall::Error::Io(error) => error.to_string(),
         fjall::Error::Poisoned => {
-            let said = LISTENER.last_error.lock().clone();
-            said.unwrap_or_else(|| "the storage engine has given up".to_owned())
+            let last_error = LISTENER.last_error.lock().clone();
+            last_error.unwrap_or_else(|| "the storage engine has given up".to_owned())
         }
         other => other.to_string(),
     }
@@ -46,12 +46,12 @@ impl log::Log for EngineLogger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let said = record.args().to_string();
+        let message = record.args().to_string();
         if record.level() == log::Level::Error {
-            tracing::error!(said, "storage engine failed");
-            *self.last_error.lock() = Some(said);
+            tracing::error!(said = message, "storage engine failed");
+            *self.last_error.lock() = Some(message);
         } else {
-            tracing::warn!(said, "storage engine warned");
+            tracing::warn!(said = message, "storage engine warned");
         }
     }
 

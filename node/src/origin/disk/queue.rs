@@ -72,8 +72,8 @@ impl<T> DiskQueue<T> {
             items: state.outstanding.items + weight.items,
             bytes: state.outstanding.bytes + weight.bytes,
         };
-        let is_over = held.items > self.bounds.items || held.bytes > self.bounds.bytes;
-        if is_over && state.outstanding != QueueWeight::default() {
+        let is_exceeded = held.items > self.bounds.items || held.bytes > self.bounds.bytes;
+        if is_exceeded && state.outstanding != QueueWeight::default() {
             return Err((PushRefusal::Full, entry));
         }
         state.push(weight, entry);

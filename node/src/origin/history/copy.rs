@@ -89,7 +89,8 @@ struct SavedCopyProgress {
     /// Latest time in the source. If it has increased, a node has used the source since.
     highest_ms: u64,
     rows: u64,
-    mark: CopyCheckpoint,
+    #[serde(rename = "mark")]
+    checkpoint: CopyCheckpoint,
 }
 
 /// Progress of a copy.
@@ -166,27 +167,32 @@ pub async fn copy(
     let table = copying.table().await.map_err(CopyError::Target)?;
     let highest_ms = source.export.highest_ms();
     let note = source.load_progress(&table);
-    let mut note =
-        note.unwrap_or(SavedCopyProgress { table, highest_ms, rows: 0, mark: CopyCheckpoint::default() });
+    let mut note = note.unwrap_or(SavedCopyProgress {
+        table,
+        highest_ms,
+        rows: 0,
+        checkpoint: CopyCheckpoint::default(),
+    });
     let mut progress = CopyProgress { rows: note.rows, of: source.export.rows(), before: note.rows };
     let (give, mut given) = mpsc::channel(READ_MAX);
-    let (export, mark, memory) = (Arc::clone(&source.export), note.mark.clone(), copying.dedup_windows());
+    let (export, checkpoint, memory) =
+        (Arc::clone(&source.export), note.checkpoint.clone(), copying.dedup_windows());
     let reading = tokio::task::spawn_blocking(move || {
-        export.walk(&mark, memory, &mut |read| give.blocking_send(read).is_ok())
+        export.walk(&checkpoint, memory, &mut |read| give.blocking_send(read).is_ok())
     });
     let pieces = stream::poll_fn(|context| given.poll_recv(context));
-    let written = pieces.map(|ExportedPiece { piece, rows, checkpoint: mark }| {
+    let written = pieces.map(|ExportedPiece { piece, rows, checkpoint }| {
         let write = copying.begin(piece);
-        async move { write.await.map(|()| (rows, mark)) }
+        async move { write.await.map(|()| (rows, checkpoint)) }
     });
     let mut written = std::pin::pin!(written.buffered(UNDER_WAY_MAX));
     let mut saved_at = Instant::now();
     on_progress(progress);
     while let Some(next) = written.next().await {
-        let (rows, mark) = next.map_err(CopyError::Target)?;
+        let (rows, checkpoint) = next.map_err(CopyError::Target)?;
         progress.rows += rows;
-        if let Some(mark) = mark {
-            (note.rows, note.mark) = (progress.rows, mark);
+        if let Some(checkpoint) = checkpoint {
+            (note.rows, note.checkpoint) = (progress.rows, checkpoint);
         }
         if saved_at.elapsed() >= SAVE_EVERY {
             saved_at = Instant::now();

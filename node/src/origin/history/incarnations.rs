@@ -12,30 +12,30 @@ const ENTRY_BYTES: usize = 5 * 8;
 /// is the time of the last row of all.
 pub(super) fn record_incarnation(
     stored: &[u8],
-    (incarnation, kept): (u64, HistoryCoverage),
+    (incarnation, coverage): (u64, HistoryCoverage),
     now_ms: u64,
     last_ms: u64,
 ) -> (Vec<u8>, Vec<PreviousIncarnation>) {
     let mut incarnations: Vec<PreviousIncarnation> = stored.as_chunks().0.iter().map(read).collect();
     match incarnations.first_mut() {
-        Some(own) if own.incarnation == incarnation => own.coverage = kept,
+        Some(own) if own.incarnation == incarnation => own.coverage = coverage,
         before => {
             if let Some(before) = before {
                 before.last_ms = last_ms;
             }
             incarnations
-                .insert(0, PreviousIncarnation { incarnation, coverage: kept, began_ms: now_ms, last_ms: 0 });
+                .insert(0, PreviousIncarnation { incarnation, coverage, began_ms: now_ms, last_ms: 0 });
             incarnations.truncate(1 + PREVIOUS_MAX);
         }
     }
-    incarnations.truncate(if kept.outlasts_resume_window { 1 } else { usize::MAX });
+    incarnations.truncate(if coverage.outlasts_resume_window { 1 } else { usize::MAX });
     (incarnations.iter().flat_map(write).collect(), incarnations.split_off(1))
 }
 
 fn write(previous: &PreviousIncarnation) -> Vec<u8> {
-    let PreviousIncarnation { incarnation, coverage: kept, began_ms, last_ms } = *previous;
+    let PreviousIncarnation { incarnation, coverage, began_ms, last_ms } = *previous;
     let HistoryCoverage { policies, has_changed, is_complete: is_all, outlasts_resume_window: outlasts } =
-        kept;
+        coverage;
     let policies = if has_changed { HistoryCoverage::UNMATCHED_POLICIES } else { policies };
     let flags = u64::from(is_all) | u64::from(outlasts) << 1;
     [incarnation, policies, flags, began_ms, last_ms].map(u64::to_be_bytes).concat()
@@ -44,11 +44,11 @@ fn write(previous: &PreviousIncarnation) -> Vec<u8> {
 fn read(entry: &[u8; ENTRY_BYTES]) -> PreviousIncarnation {
     let field = |index: usize| u64::from_be_bytes(std::array::from_fn(|byte| entry[8 * index + byte]));
     let (policies, has_changed) = (field(1), field(1) == HistoryCoverage::UNMATCHED_POLICIES);
-    let kept = HistoryCoverage {
+    let coverage = HistoryCoverage {
         policies,
         has_changed,
         is_complete: field(2) & 1 != 0,
         outlasts_resume_window: field(2) & 2 != 0,
     };
-    PreviousIncarnation { incarnation: field(0), coverage: kept, began_ms: field(3), last_ms: field(4) }
+    PreviousIncarnation { incarnation: field(0), coverage, began_ms: field(3), last_ms: field(4) }
 }

@@ -224,9 +224,9 @@ impl LineupState {
 }
 
 impl TargetLineup {
-    fn new(target: &TargetId, room: &Arc<EventCacheBudget>) -> Self {
+    fn new(target: &TargetId, budget: &Arc<EventCacheBudget>) -> Self {
         let (state, changed, is_started) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        Self { target: target.clone(), state, budget: Arc::clone(room), changed, is_started }
+        Self { target: target.clone(), state, budget: Arc::clone(budget), changed, is_started }
     }
 
     fn add_event(&self, sequence: u64, event: &Arc<OutboxEvent>) {

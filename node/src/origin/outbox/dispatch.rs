@@ -370,17 +370,17 @@ impl OutboxEngine {
         settings.account.usage.count(if is_delivered { delivered } else { failed }, count, bytes);
         count_attempt(kind, is_delivered, failures > 0, count);
         let mut not_before = None;
-        let is_over = first.written_ms + self.retry_ms < self.clock.expiry_ms();
+        let is_expired = first.written_ms + self.retry_ms < self.clock.expiry_ms();
         let dead_reason: Option<Box<str>> = match outcome {
             DeliveryOutcome::Delivered => None,
-            DeliveryOutcome::Unavailable { reason, after } if !is_over => {
+            DeliveryOutcome::Unavailable { reason, after } if !is_expired => {
                 self.report_unavailable(lineup, &reason);
                 let next = Instant::now() + after;
                 return (TurnOutcome::Waits { not_before: next }, Some(false), Some(next));
             }
             DeliveryOutcome::Unavailable { reason, .. } => Some(reason.into()),
             DeliveryOutcome::Retry { reason, after } => {
-                if !is_over {
+                if !is_expired {
                     self.report_failed(lineup, channel, &reason, failures);
                     not_before = after.map(|after| Instant::now() + after);
                     let next = Instant::now() + backoff(failures);

@@ -39,17 +39,17 @@ pub(super) struct CachedEvents {
 
 impl CachedEvents {
     /// Creates the cache of a channel without events.
-    pub(super) fn new(room: &Arc<EventCacheBudget>) -> Self {
-        Self { events: VecDeque::new(), is_complete: true, budget: Arc::clone(room) }
+    pub(super) fn new(budget: &Arc<EventCacheBudget>) -> Self {
+        Self { events: VecDeque::new(), is_complete: true, budget: Arc::clone(budget) }
     }
 
     /// Creates a cache of events that were read from the tables; `is_complete`: no further event waits.
     pub(super) fn of(
-        room: &Arc<EventCacheBudget>,
+        budget: &Arc<EventCacheBudget>,
         events: Vec<(u64, Arc<OutboxEvent>)>,
         is_complete: bool,
     ) -> Self {
-        let mut recent = Self::new(room);
+        let mut recent = Self::new(budget);
         events.iter().for_each(|(sequence, event)| recent.push(*sequence, event));
         recent.is_complete &= is_complete;
         recent

@@ -103,7 +103,7 @@ impl EventBatch {
         bounds: BatchBounds,
     ) -> bool {
         let bytes = self.bytes + event.record.len();
-        let is_over = match (&self.fixed, self.events.first()) {
+        let is_full = match (&self.fixed, self.events.first()) {
             (Some(fixed), _) => sequence > fixed.last,
             (None, None) => false,
             (None, Some((_, first))) => {
@@ -113,7 +113,7 @@ impl EventBatch {
                     || event.rule_id(target) != first.rule_id(target)
             }
         };
-        if is_over {
+        if is_full {
             self.has_more = true;
             return false;
         }

@@ -162,8 +162,8 @@ pub(super) fn is_queue_name(name: &str) -> bool {
 /// Returns whether the filter passes events of messages, and of presence.
 pub(super) fn sources(filter: Option<&Filter>) -> (bool, bool) {
     let listed = filter.and_then(|filter| filter.source.as_ref());
-    let has = |source| listed.is_none_or(|sources| sources.contains(&source));
-    (has(FilterSource::Message), has(FilterSource::Presence))
+    let lists = |source| listed.is_none_or(|sources| sources.contains(&source));
+    (lists(FilterSource::Message), lists(FilterSource::Presence))
 }
 
 fn check_pattern(field: &str, pattern: &str, bytes_max: usize) -> Result<(), QueueError> {

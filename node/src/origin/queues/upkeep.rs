@@ -79,7 +79,7 @@ impl QueuesInner {
     }
 
     async fn keep_up_one(&self, queue: &BrokerQueue, found: &BrokerInventory) -> Result<(), QueueError> {
-        if !found.has(queue) {
+        if !found.has_queue(queue) {
             if self.recreate(queue).await? {
                 report_repaired("queue", queue);
             }
@@ -164,7 +164,7 @@ struct BrokerInventory {
 
 impl BrokerInventory {
     /// Returns whether the broker has the queue and its dead-letter queue.
-    fn has(&self, queue: &BrokerQueue) -> bool {
+    fn has_queue(&self, queue: &BrokerQueue) -> bool {
         self.names.contains(&*queue.physical) && self.names.contains(&queue.dead())
     }
 
@@ -175,7 +175,7 @@ impl BrokerInventory {
             let queue = BrokerQueue::unbound((*name).into());
             let account = BrokerQueue::parse(name).map(|(account, _)| account);
             account.is_some_and(|account| directory.account(&account).is_some())
-                && self.has(&queue)
+                && self.has_queue(&queue)
                 && catalog.by_physical(name).is_none()
         };
         self.names.iter().map(String::as_str).filter(is_stray)

@@ -83,7 +83,7 @@ fn a_capability_that_is_narrowed_meanwhile_refuses_the_attach() {
 fn continuity_loss_is_sent_only_for_attached_channels() {
     let mut client = SessionTestClient::key("all");
     client.send(&attach("a", "a"));
-    let mut tell = |channel: &str| {
+    let mut lose = |channel: &str| {
         let channel = ChannelName::of(channel);
         client.act(|session, _, out| session.continuity_lost(&channel, Serial::single(1, 9), false, out))
     };
@@ -91,6 +91,6 @@ fn continuity_loss_is_sent_only_for_attached_channels() {
         "op": 9, "channel": "a", "serial": Serial::single(1, 9).to_string(), "resumed": false,
         "presence": false, "modes": ["subscribe", "publish", "presence"],
     });
-    assert_eq!(tell("a"), [SessionEffect::Frame(expected)]);
-    assert!(tell("b").is_empty());
+    assert_eq!(lose("a"), [SessionEffect::Frame(expected)]);
+    assert!(lose("b").is_empty());
 }

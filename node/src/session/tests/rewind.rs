@@ -38,7 +38,7 @@ fn a_rewind_at_its_limit_and_one_past() {
 }
 
 #[test]
-fn beyond_the_window_it_needs_history() {
+fn rewind_beyond_the_resume_window_needs_history() {
     let subscriber = token_of("all", &json!({"*": ["subscribe"]}), None, 3600);
     let mut client = SessionTestClient::token(&subscriber);
     let window_ms = client.limits.resume_window_ms;

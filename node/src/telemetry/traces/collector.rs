@@ -57,7 +57,7 @@ impl Collector {
 struct CollectorClient(reqwest::Client);
 
 /// The innermost error; the outer ones contain the address.
-fn tell(error: &reqwest::Error) {
+fn log_failure(error: &reqwest::Error) {
     let mut cause: &dyn std::error::Error = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -68,7 +68,7 @@ fn tell(error: &reqwest::Error) {
 #[async_trait]
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: http::Request<Bytes>) -> Result<http::Response<Bytes>, HttpError> {
-        let mut answer = self.0.execute(request.try_into()?).await.inspect_err(tell)?;
+        let mut answer = self.0.execute(request.try_into()?).await.inspect_err(log_failure)?;
         let mut response = http::Response::builder().status(answer.status());
         if let Some(headers) = response.headers_mut() {
             *headers = std::mem::take(answer.headers_mut());

@@ -121,7 +121,7 @@ fn every_split_of_a_handshake_and_a_text_is_read() {
 fn a_full_socket_bounds_what_is_taken_and_loses_nothing() {
     let mut both = TlsTestPair::open();
     let text = text(300_000);
-    both.pipe.room = 10_000;
+    both.pipe.capacity = 10_000;
     let parts: Vec<_> = text.chunks(700).map(IoSlice::new).collect();
     let taken = both.server.write(&mut both.pipe, &parts).unwrap();
     assert!((10_000..100_000).contains(&taken), "{taken} bytes were taken");
@@ -130,10 +130,10 @@ fn a_full_socket_bounds_what_is_taken_and_loses_nothing() {
     let again = both.server.write(&mut both.pipe, &[IoSlice::new(&text)]);
     assert_eq!(again.unwrap_err().kind(), ErrorKind::WouldBlock);
     assert!(!both.server.take_progress(), "the socket took nothing");
-    both.pipe.room = 1;
+    both.pipe.capacity = 1;
     assert_eq!(both.server.flush(&mut both.pipe).unwrap_err().kind(), ErrorKind::WouldBlock);
     assert!(both.server.take_progress(), "a byte is progress");
-    both.pipe.room = usize::MAX;
+    both.pipe.capacity = usize::MAX;
     let mut at = taken;
     while at < text.len() {
         at += both.server.write(&mut both.pipe, &[IoSlice::new(&text[at..])]).unwrap();

@@ -76,7 +76,7 @@ fn node_with_another_key_gets_no_reply() {
 }
 
 #[test]
-fn nothing_is_taken_twice() {
+fn repeated_datagram_is_dropped_as_stale() {
     let (mut a, mut b, now) = met();
     let challenge = a.challenge(at(2), now).expect("there is room");
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
@@ -124,7 +124,7 @@ fn replayed_datagrams_make_no_node_alive() {
 }
 
 #[test]
-fn a_new_run_takes_the_address() {
+fn new_incarnation_takes_over_the_address() {
     let (mut a, b, now) = met();
     let mut restarted = node(3, ONE);
     let gossip = a.seal_gossip(b"hello", at(2)).expect("it is known");
@@ -149,7 +149,7 @@ fn an_answer_counts_once_and_in_time() {
 }
 
 #[test]
-fn while_the_key_changes_both_are_taken() {
+fn node_accepts_both_secrets_while_the_key_changes() {
     let both = [format!("{ONE}\n{OTHER}"), format!("{OTHER}\n{ONE}")];
     // The steps of a key rotation: the new secret is added, then first, then alone.
     for (one, other) in [(ONE, &both[0][..]), (&both[0], &both[1]), (&both[1], OTHER)] {
@@ -188,7 +188,10 @@ fn strangers_take_a_bounded_room() {
 #[test]
 fn too_much_gossip_is_not_sent() {
     let (mut a, _, _) = met();
-    let room = DATAGRAM_BYTES_MAX - HEADER_BYTES - TAG_BYTES;
-    assert_eq!(a.seal_gossip(&vec![0; room], at(2)).map(|sealed| sealed.len()), Some(DATAGRAM_BYTES_MAX));
-    assert!(a.seal_gossip(&vec![0; room + 1], at(2)).is_none());
+    let bytes_max = DATAGRAM_BYTES_MAX - HEADER_BYTES - TAG_BYTES;
+    assert_eq!(
+        a.seal_gossip(&vec![0; bytes_max], at(2)).map(|sealed| sealed.len()),
+        Some(DATAGRAM_BYTES_MAX)
+    );
+    assert!(a.seal_gossip(&vec![0; bytes_max + 1], at(2)).is_none());
 }

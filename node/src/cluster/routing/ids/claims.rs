@@ -210,14 +210,14 @@ impl<T> IdClaimQueue<T> {
     pub(super) fn settle(
         &mut self,
         round: ClaimRound<T>,
-        said: &ClaimAnswers,
+        answers: &ClaimAnswers,
         now: Instant,
     ) -> (Vec<(T, IdClaimOutcome)>, Vec<ClaimQueueKey>) {
         let (mut outcomes, mut queues) = (Vec::new(), Vec::with_capacity(round.queues.len()));
         for (queue, claims) in round.queues {
             let mut claims = VecDeque::from(claims);
             while let Some(claim) = claims.pop_front() {
-                let is_taken = claim.ids.iter().any(|given| self.is_taken(given, said));
+                let is_taken = claim.ids.iter().any(|given| self.is_taken(given, answers));
                 if is_taken && now + AGAIN < claim.until {
                     claims.push_front(claim);
                     break;
@@ -227,7 +227,7 @@ impl<T> IdClaimQueue<T> {
                     self.release(&claim.ids);
                     IdClaimOutcome::Late
                 } else {
-                    self.claimed(claim.ids, said)
+                    self.claimed(claim.ids, answers)
                 };
                 outcomes.push((claim.then, outcome));
             }
@@ -239,9 +239,9 @@ impl<T> IdClaimQueue<T> {
         (outcomes, queues)
     }
 
-    fn is_taken(&self, given: &ScopedMessageId, said: &ClaimAnswers) -> bool {
+    fn is_taken(&self, given: &ScopedMessageId, answers: &ClaimAnswers) -> bool {
         let is_ours = |held: &HeldIdState| held.is_ours;
-        match said.0.get(given) {
+        match answers.0.get(given) {
             Some(IdConflict::Known(_)) => false,
             _ if self.ids.get(given).is_some_and(is_ours) => false,
             Some(IdConflict::UnderWay) => true,
@@ -249,11 +249,11 @@ impl<T> IdClaimQueue<T> {
         }
     }
 
-    fn claimed(&mut self, ids: Vec<Arc<ScopedMessageId>>, said: &ClaimAnswers) -> IdClaimOutcome {
+    fn claimed(&mut self, ids: Vec<Arc<ScopedMessageId>>, answers: &ClaimAnswers) -> IdClaimOutcome {
         let mut known = Vec::with_capacity(ids.len());
         let mut held = Vec::with_capacity(ids.len());
         for given in ids {
-            match said.0.get(&given) {
+            match answers.0.get(&given) {
                 Some(IdConflict::Known(stamp)) => {
                     known.push(Some(*stamp));
                     self.release(&[given]);

@@ -44,9 +44,9 @@ fn end(
     taken: IdConflicts,
     now: Instant,
 ) -> Vec<(u32, IdClaimOutcome)> {
-    let mut said = ClaimAnswers::default();
-    said.take(&round.requested, taken);
-    let (outcomes, queues) = claims.settle(round, &said, now);
+    let mut peer_answers = ClaimAnswers::default();
+    peer_answers.take(&round.requested, taken);
+    let (outcomes, queues) = claims.settle(round, &peer_answers, now);
     claims.go_on(queues);
     outcomes
 }
@@ -85,7 +85,7 @@ fn all_that_waits_is_asked_for_at_once_and_each_id_once() {
 }
 
 #[test]
-fn of_two_at_once_the_lower_goes_on_and_the_other_asks_again() {
+fn lower_of_two_claims_goes_on_and_the_higher_asks_again() {
     let (mut low, mut high, now) = (TestIdClaimQueue::default(), TestIdClaimQueue::default(), Instant::now());
     push(&mut low, &["x"], 1, late(now));
     push(&mut high, &["x"], 1, late(now));
@@ -254,8 +254,10 @@ impl ClaimRace {
     }
 
     fn settle_if_answered(&mut self, node: usize) {
-        let Some((round, said, 0)) = self.nodes[node].round.take_if(|round| round.2 == 0) else { return };
-        let (outcomes, queues) = self.nodes[node].claims.settle(round, &said, self.now);
+        let Some((round, peer_answers, 0)) = self.nodes[node].round.take_if(|round| round.2 == 0) else {
+            return;
+        };
+        let (outcomes, queues) = self.nodes[node].claims.settle(round, &peer_answers, self.now);
         for (then, outcome) in outcomes {
             self.nodes[node].outcomes.push(then);
             let IdClaimOutcome::Claimed { held, .. } = outcome else { panic!("nobody is late") };
@@ -305,8 +307,8 @@ impl ClaimRace {
                 self.events.push_back(ClaimRaceEvent::Answered { by, taken });
             }
             ClaimRaceEvent::Answered { by, taken } => {
-                if let Some((round, said, answers)) = &mut self.nodes[by].round {
-                    said.take(&round.requested, taken);
+                if let Some((round, peer_answers, answers)) = &mut self.nodes[by].round {
+                    peer_answers.take(&round.requested, taken);
                     *answers -= 1;
                 }
                 self.settle_if_answered(by);

@@ -7,8 +7,8 @@ async fn incarnation_without_peer_stream_is_known_alive_or_ended() {
     let node = RoutingTestNode::new();
     let known_status = || node.routing.incarnation_status(PEER, Duration::from_secs(60));
     assert_eq!(known_status(), None);
-    for (is_dead, expected) in [(false, IncarnationStatus::Alive), (true, IncarnationStatus::Ended)] {
-        let status = GossipStatus { incarnation: PEER, is_down: is_dead, ..GossipStatus::default() };
+    for (is_down, expected) in [(false, IncarnationStatus::Alive), (true, IncarnationStatus::Ended)] {
+        let status = GossipStatus { incarnation: PEER, is_down, ..GossipStatus::default() };
         node.routing.update_node_failures(&[status]);
         assert_eq!(known_status(), Some(expected));
     }
@@ -22,7 +22,7 @@ async fn incarnation_without_peer_stream_is_known_alive_or_ended() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_silent_is_alive_until_it_is_held_for_dead() {
+async fn silent_incarnation_is_alive_until_it_is_down() {
     let node = RoutingTestNode::new();
     node.finds_the_peer();
     let known_status = || node.routing.incarnation_status(PEER, Duration::from_secs(60));
@@ -66,24 +66,20 @@ async fn incarnation_seen_only_by_other_nodes_is_alive() {
     let node = RoutingTestNode::new();
     let addr = ([127, 0, 0, 1], 1).into();
     node.routing.set_peers(vec![PeerAddr { peer: node.peer.clone(), addr }], Vec::new());
-    for (is_dead, is_seen_by_others, expected) in [
+    for (is_down, is_seen_by_others, expected) in [
         (true, true, IncarnationStatus::Alive),
         (false, false, IncarnationStatus::Alive),
         (true, false, IncarnationStatus::Ended),
     ] {
-        let status = GossipStatus {
-            incarnation: PEER,
-            is_down: is_dead,
-            is_seen_by_others,
-            ..GossipStatus::default()
-        };
+        let status =
+            GossipStatus { incarnation: PEER, is_down, is_seen_by_others, ..GossipStatus::default() };
         node.routing.update_node_failures(&[status]);
         assert_eq!(node.routing.incarnation_status(PEER, Duration::from_secs(60)), Some(expected));
     }
 }
 
 #[test]
-fn a_run_ends_when_it_is_missed_and_not_again_until_it_was_back() {
+fn incarnation_ends_once_until_it_was_back() {
     let (mut known, begun) = (KnownIncarnations::default(), Instant::now());
     let at = |seconds| begun + Duration::from_secs(seconds);
     let ended = |known: &KnownIncarnations| [1, 2].map(|incarnation| known.ended(incarnation));
@@ -130,7 +126,7 @@ fn reported_end_of_an_incarnation_is_kept_and_passed_on() {
 
 /// Clients of the ended incarnation may have missed messages that it had for them alone.
 #[test]
-fn a_run_that_did_not_say_goodbye_has_lost_something() {
+fn incarnation_that_ended_without_goodbye_has_lost_messages() {
     let (mut known, now) = (KnownIncarnations::default(), Instant::now() + Duration::from_secs(60));
     let lately = Duration::from_secs(9);
     let of = |incarnation, ago_ms, has_left| EndedIncarnation { incarnation, ago_ms, has_left };

@@ -108,7 +108,7 @@ impl SnapshotTestNode {
                         self.interest.remove(&index);
                     }
                 }
-                Some(v1::item::Kind::InterestSnapshotEnd(said)) => self.snapshot_ends.push(said.epoch),
+                Some(v1::item::Kind::InterestSnapshotEnd(message)) => self.snapshot_ends.push(message.epoch),
                 _ => {}
             }
         }
@@ -122,13 +122,13 @@ impl SnapshotTestNode {
     }
 
     async fn receives_snapshot(&mut self) {
-        let said = self.snapshot_ends.len();
-        while self.snapshot_ends.len() == said {
+        let ends_before = self.snapshot_ends.len();
+        while self.snapshot_ends.len() == ends_before {
             let before = self.interest.len() + self.unanswered.len();
             self.answers();
             self.is_taken().await;
             let is_more = self.interest.len() + self.unanswered.len() > before;
-            assert!(is_more || self.snapshot_ends.len() > said, "it stands still");
+            assert!(is_more || self.snapshot_ends.len() > ends_before, "it stands still");
         }
     }
 }

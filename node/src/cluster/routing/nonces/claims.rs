@@ -60,8 +60,8 @@ impl NonceClaims {
 
     /// Drops claims that are over.
     pub(super) fn forget(&mut self, now: Instant) {
-        let is_over = |at: Instant| now.saturating_duration_since(at) >= UNDER_WAY;
-        while self.order.len() >= CLAIMS_MAX || self.order.front().is_some_and(|(at, _)| is_over(*at)) {
+        let is_expired = |at: Instant| now.saturating_duration_since(at) >= UNDER_WAY;
+        while self.order.len() >= CLAIMS_MAX || self.order.front().is_some_and(|(at, _)| is_expired(*at)) {
             let Some((_, earliest)) = self.order.pop_front() else { break };
             self.claims.remove(&earliest);
         }

@@ -82,7 +82,7 @@ async fn settle_fails_if_peer_or_local_store_does_not_settle() {
 }
 
 /// A node with a down peer that was received up to sequence 5.
-fn with_a_dead_one(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>) -> RoutingTestNode {
+fn with_down_peer(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>>) -> RoutingTestNode {
     let node = RoutingTestNode::new();
     node.routing.set_local(SharedLocal::new(9, stored));
     node.finds_the_peer();
@@ -97,7 +97,7 @@ fn with_a_dead_one(stored: fn(&StoreBackfillQuery) -> Option<Vec<ForwardedParts>
 
 /// An incarnation behind a partition may take publishes, so one read is not enough.
 #[tokio::test]
-async fn of_a_run_that_may_go_on_it_is_read_each_time() {
+async fn incarnation_that_may_go_on_is_read_each_time() {
     for (is_contiguous, read_again) in [(true, Vec::new()), (false, vec![PEER])] {
         let node = RoutingTestNode::new();
         node.routing.set_local(SharedLocal::new(9, |_| Some(Vec::new())));
@@ -139,12 +139,8 @@ fn one_row(behind: &StoreBackfillQuery) -> Option<Vec<ForwardedParts>> {
 /// The attach barrier opened while there was no link to the peer, which lived on for a moment.
 #[tokio::test]
 async fn down_peer_rows_decide_resume_if_its_position_was_unknown() {
-    let status = |is_dead| GossipStatus {
-        incarnation: PEER,
-        is_down: is_dead,
-        has_clients: true,
-        ..GossipStatus::default()
-    };
+    let status =
+        |is_down| GossipStatus { incarnation: PEER, is_down, has_clients: true, ..GossipStatus::default() };
     let nothing: fn(&StoreBackfillQuery) -> _ = |_| Some(Vec::new());
     for (stored, resumes) in [(nothing, true), (one_row, false), (|_: &StoreBackfillQuery| None, false)] {
         let node = RoutingTestNode::new();
@@ -177,9 +173,9 @@ async fn down_peer_rows_decide_resume_if_its_position_was_unknown() {
 
 #[tokio::test]
 async fn resume_fails_over_down_incarnation_that_store_cannot_read() {
-    let node = with_a_dead_one(|_| None);
+    let node = with_down_peer(|_| None);
     assert_eq!(node.routing.complete_from_store(&node.key, &Serial::single(PEER, 5)).await, None);
-    let node = with_a_dead_one(|behind| {
+    let node = with_down_peer(|behind| {
         assert_eq!((behind.incarnation, behind.sequence), (PEER, 5));
         Some(Vec::new())
     });

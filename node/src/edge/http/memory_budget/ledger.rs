@@ -153,7 +153,7 @@ mod tests {
     const BYTES_MAX: usize = 6_400;
     const PORTION: usize = 200;
 
-    fn shares() -> PermitLedger<char> {
+    fn ledger() -> PermitLedger<char> {
         PermitLedger::new(BYTES_MAX, PORTION)
     }
 
@@ -162,82 +162,82 @@ mod tests {
     }
 
     /// Takes as many claims of one size as the account can have. Returns their sum.
-    fn take_all(shares: &mut PermitLedger<char>, id: &AccountId, claim: usize) -> usize {
-        std::iter::from_fn(|| shares.take(id, claim).then_some(claim)).sum()
+    fn take_all(ledger: &mut PermitLedger<char>, id: &AccountId, claim: usize) -> usize {
+        std::iter::from_fn(|| ledger.take(id, claim).then_some(claim)).sum()
     }
 
     #[test]
     fn account_taking_all_it_can_leaves_others_their_portion() {
         for claim in [1, 7, 100, 110, PORTION] {
-            let mut shares = shares();
-            let taken: Vec<_> = (0..16).map(|number| take_all(&mut shares, &id(number), claim)).collect();
+            let mut ledger = ledger();
+            let taken: Vec<_> = (0..16).map(|number| take_all(&mut ledger, &id(number), claim)).collect();
             assert!(taken[0] > PORTION + BYTES_MAX / 4 - claim && taken[1] > taken[2], "{claim}: {taken:?}");
             assert!(taken.iter().all(|taken| *taken > PORTION - claim), "{claim}: {taken:?}");
             assert!(taken.iter().sum::<usize>() <= BYTES_MAX);
         }
         // Half a portion each is what twice as many accounts can have, and the first account gets no more of it.
-        let mut shares = shares();
-        take_all(&mut shares, &id(0), 100);
-        take_all(&mut shares, &id(1), 100);
+        let mut ledger = ledger();
+        take_all(&mut ledger, &id(0), 100);
+        take_all(&mut ledger, &id(1), 100);
         for number in 2..32 {
-            assert!(shares.take(&id(number), PORTION / 2), "{number}");
+            assert!(ledger.take(&id(number), PORTION / 2), "{number}");
         }
     }
 
     #[test]
     fn oversized_claim_is_capped_at_what_an_account_may_hold() {
-        let mut shares = shares();
-        let claim = shares.claim(usize::MAX);
+        let mut ledger = ledger();
+        let claim = ledger.claim(usize::MAX);
         assert_eq!(claim, PORTION + BYTES_MAX / 4);
-        assert!(shares.take(&id(0), claim));
-        assert!(!shares.take(&id(0), 1));
-        assert!(shares.take(&id(1), PORTION + BYTES_MAX / 8));
-        shares.give_back(&id(0), claim);
-        shares.give_back(&id(1), PORTION + BYTES_MAX / 8);
-        assert!(shares.is_empty());
+        assert!(ledger.take(&id(0), claim));
+        assert!(!ledger.take(&id(0), 1));
+        assert!(ledger.take(&id(1), PORTION + BYTES_MAX / 8));
+        ledger.give_back(&id(0), claim);
+        ledger.give_back(&id(1), PORTION + BYTES_MAX / 8);
+        assert!(ledger.is_empty());
     }
 
     #[test]
     fn small_memory_budget_is_still_shared_by_several_accounts() {
-        let mut shares: PermitLedger<char> = PermitLedger::new(1_000, 5_000);
-        let claim = shares.claim(5_000);
-        assert!(shares.take(&id(0), claim));
-        assert!(shares.take(&id(1), 250) && shares.take(&id(2), 250), "the portion is a quarter");
+        let mut ledger: PermitLedger<char> = PermitLedger::new(1_000, 5_000);
+        let claim = ledger.claim(5_000);
+        assert!(ledger.take(&id(0), claim));
+        assert!(ledger.take(&id(1), 250) && ledger.take(&id(2), 250), "the portion is a quarter");
     }
 
     #[test]
     fn claims_of_account_are_met_in_order_and_accounts_alternate() {
-        let mut shares = shares();
-        let all = shares.claim(usize::MAX);
+        let mut ledger = ledger();
+        let all = ledger.claim(usize::MAX);
         for number in 0..3 {
-            assert!(shares.take(&id(number), PORTION));
+            assert!(ledger.take(&id(number), PORTION));
         }
-        assert!(shares.take(&id(0), all - PORTION));
-        shares.wait(&id(0), 100, 'a');
-        shares.wait(&id(0), 10, 'b');
-        assert!(!shares.take_in_turn(&id(0), 10), "one of its own is before it");
+        assert!(ledger.take(&id(0), all - PORTION));
+        ledger.wait(&id(0), 100, 'a');
+        ledger.wait(&id(0), 10, 'b');
+        assert!(!ledger.take_in_turn(&id(0), 10), "one of its own is before it");
         // An account at its maximum does not hold up the others.
-        assert!(shares.take_in_turn(&id(1), BYTES_MAX / 8));
-        shares.wait(&id(1), 100, 'c');
-        shares.wait(&id(1), 100, 'd');
-        assert!(shares.next().is_none());
-        shares.give_back(&id(0), all);
-        let met: Vec<char> = std::iter::from_fn(|| shares.next().map(|(.., waiter)| waiter)).collect();
+        assert!(ledger.take_in_turn(&id(1), BYTES_MAX / 8));
+        ledger.wait(&id(1), 100, 'c');
+        ledger.wait(&id(1), 100, 'd');
+        assert!(ledger.next().is_none());
+        ledger.give_back(&id(0), all);
+        let met: Vec<char> = std::iter::from_fn(|| ledger.next().map(|(.., waiter)| waiter)).collect();
         assert_eq!(met, ['a', 'c', 'b', 'd']);
     }
 
     #[test]
     fn departing_claim_makes_way_for_the_next_claim() {
-        let mut shares = shares();
-        assert!(shares.take(&id(0), PORTION + BYTES_MAX / 4 - 10));
-        let large = shares.wait(&id(0), 1_000, 'l');
-        let small = shares.wait(&id(0), 10, 's');
-        assert!(shares.next().is_none());
-        assert!(shares.leave(&id(0), large) && !shares.leave(&id(0), large));
-        assert_eq!(shares.next(), Some((id(0), 10, 's')));
-        assert!(!shares.leave(&id(0), small), "it was met");
-        shares.give_back(&id(0), PORTION + BYTES_MAX / 4);
-        assert!(shares.is_empty());
+        let mut ledger = ledger();
+        assert!(ledger.take(&id(0), PORTION + BYTES_MAX / 4 - 10));
+        let large = ledger.wait(&id(0), 1_000, 'l');
+        let small = ledger.wait(&id(0), 10, 's');
+        assert!(ledger.next().is_none());
+        assert!(ledger.leave(&id(0), large) && !ledger.leave(&id(0), large));
+        assert_eq!(ledger.next(), Some((id(0), 10, 's')));
+        assert!(!ledger.leave(&id(0), small), "it was met");
+        ledger.give_back(&id(0), PORTION + BYTES_MAX / 4);
+        assert!(ledger.is_empty());
     }
 
     /// Random claims, leaves and returns keep the sums right, and no claim waits for free bytes.
@@ -250,47 +250,47 @@ mod tests {
             state ^= state << 17;
             (state % below as u64) as usize
         };
-        let mut shares = shares();
+        let mut ledger = ledger();
         let (mut held, mut waiting) = (Vec::new(), Vec::new());
         for _ in 0..20_000 {
-            let (account, claim) = (id(random(6)), shares.claim(1 + random(2_000)));
+            let (account, claim) = (id(random(6)), ledger.claim(1 + random(2_000)));
             match random(4) {
-                0 | 1 if shares.take_in_turn(&account, claim) => held.push((account, claim)),
-                0 | 1 => waiting.push((shares.wait(&account, claim, 'w'), account)),
+                0 | 1 if ledger.take_in_turn(&account, claim) => held.push((account, claim)),
+                0 | 1 => waiting.push((ledger.wait(&account, claim, 'w'), account)),
                 2 if !waiting.is_empty() => {
                     let (ticket, account) = waiting.swap_remove(random(waiting.len()));
-                    shares.leave(&account, ticket);
+                    ledger.leave(&account, ticket);
                 }
                 _ if !held.is_empty() => {
                     let (account, claim) = held.swap_remove(random(held.len()));
-                    shares.give_back(&account, claim);
+                    ledger.give_back(&account, claim);
                 }
                 _ => {}
             }
-            while let Some((account, claim, _)) = shares.next() {
+            while let Some((account, claim, _)) = ledger.next() {
                 held.push((account, claim));
             }
             let of = |owner: &AccountId| -> usize {
                 held.iter().filter(|(account, _)| account == owner).map(|(_, claim)| claim).sum()
             };
             let beyond: usize = (0..6).map(|number| of(&id(number)).saturating_sub(PORTION)).sum();
-            assert_eq!(shares.taken, held.iter().map(|(_, claim)| claim).sum::<usize>());
-            assert_eq!(shares.beyond, beyond);
-            assert!(shares.taken <= BYTES_MAX && shares.beyond <= BYTES_MAX / 2);
-            for (id, account) in &shares.accounts {
+            assert_eq!(ledger.taken, held.iter().map(|(_, claim)| claim).sum::<usize>());
+            assert_eq!(ledger.beyond, beyond);
+            assert!(ledger.taken <= BYTES_MAX && ledger.beyond <= BYTES_MAX / 2);
+            for (id, account) in &ledger.accounts {
                 assert_eq!(account.taken, of(id));
-                assert_eq!(!account.waiting.is_empty(), shares.turns.contains(id));
+                assert_eq!(!account.waiting.is_empty(), ledger.turns.contains(id));
             }
         }
         for (ticket, account) in waiting {
-            shares.leave(&account, ticket);
+            ledger.leave(&account, ticket);
         }
-        while let Some((account, claim, _)) = shares.next() {
+        while let Some((account, claim, _)) = ledger.next() {
             held.push((account, claim));
         }
         for (account, claim) in held {
-            shares.give_back(&account, claim);
+            ledger.give_back(&account, claim);
         }
-        assert!(shares.is_empty());
+        assert!(ledger.is_empty());
     }
 }

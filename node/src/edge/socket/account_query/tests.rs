@@ -122,7 +122,7 @@ fn pages_hold_each_channel_once_with_full_count_under_change() {
 }
 
 #[test]
-fn a_place_is_not_that_of_another_order() {
+fn channel_order_gives_another_sort_key_each_time() {
     let sort_keys: HashSet<u128> =
         (0..10).map(|_| ChannelOrder::default().sort_key(&name("payroll")).0).collect();
     assert_eq!(sort_keys.len(), 10, "or a name could be tried against it");

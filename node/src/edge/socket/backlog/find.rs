@@ -13,7 +13,7 @@ impl ChannelBacklog<'_> {
     pub(super) async fn find_after(
         &self,
         after: Stamp,
-        mark: u64,
+        until_sequence: u64,
         back_ms: Option<u64>,
     ) -> Option<BacklogResponse> {
         let shared = self.shared;
@@ -21,7 +21,7 @@ impl ChannelBacklog<'_> {
         shared.store.flush().await.ok()?;
         let is_own = after.incarnation == shared.hub.incarnation();
         let last_ms = if is_own {
-            (after.sequence <= mark).then(|| shared.clock.expiry_ms())?
+            (after.sequence <= until_sequence).then(|| shared.clock.expiry_ms())?
         } else {
             let within_ms = back_ms.unwrap_or(shared.keep_ms);
             shared
@@ -35,12 +35,12 @@ impl ChannelBacklog<'_> {
         let order = if is_own {
             StampOrder::Strict
         } else {
-            StampOrder::IntoThisIncarnation { from: after.incarnation, until_sequence: mark }
+            StampOrder::IntoThisIncarnation { from: after.incarnation, until_sequence }
         };
         let Some(newest) = newest.filter(|newest| self.is_after(*newest, after)) else {
             // Every message since then would be stored, and there is none.
             let cursor = newest.unwrap_or(before(from_ms, after));
-            let after = if is_own { after } else { shared.own(mark) };
+            let after = if is_own { after } else { shared.own(until_sequence) };
             return Some(BacklogResponse::Begin {
                 cursor: BacklogCursor { after, cursor, order: StampOrder::Strict },
                 is_cut: false,
@@ -97,7 +97,7 @@ impl ChannelBacklog<'_> {
     }
 
     /// Finds the cursor before the first message of a rewind.
-    pub(super) async fn find_back(&self, rewind: Rewind, mark: u64) -> Option<BacklogResponse> {
+    pub(super) async fn find_back(&self, rewind: Rewind, until_sequence: u64) -> Option<BacklogResponse> {
         let shared = self.shared;
         shared.store.flush().await.ok()?;
         let request = HistoryQuery {
@@ -105,7 +105,7 @@ impl ChannelBacklog<'_> {
             start_ms: Some(rewind.since_ms),
             // Only positions are needed here; the texts are read later, page by page.
             bytes_max: usize::MAX,
-            until: Some(Serial::single(shared.hub.incarnation(), mark)),
+            until: Some(Serial::single(shared.hub.incarnation(), until_sequence)),
             ..self.query(Direction::Backwards)
         };
         let mut query = request;
@@ -127,10 +127,10 @@ impl ChannelBacklog<'_> {
                 let sequence = sequence.saturating_sub(1);
                 let after = Stamp { incarnation, sequence };
                 let cursor = HistoryPosition { timestamp_ms, sequence, incarnation: u64::MAX };
-                BacklogCursor { after, cursor, order: StampOrder::Any { until_sequence: mark } }
+                BacklogCursor { after, cursor, order: StampOrder::Any { until_sequence } }
             }
             None => {
-                let after = shared.own(mark);
+                let after = shared.own(until_sequence);
                 BacklogCursor {
                     after,
                     cursor: before(shared.clock.expiry_ms(), after),

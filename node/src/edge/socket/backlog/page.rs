@@ -68,11 +68,11 @@ impl ChannelBacklog<'_> {
             messages.push((stamp, &*row.json));
         }
         if read.next.is_none()
-            && let StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
-            | StampOrder::Any { until_sequence: mark } = cursor.order
+            && let StampOrder::IntoThisIncarnation { until_sequence, .. } | StampOrder::Any { until_sequence } =
+                cursor.order
         {
             // All messages up to that sequence are read: the position is now one of this incarnation.
-            cursor.after = self.shared.own(mark);
+            cursor.after = self.shared.own(until_sequence);
             cursor.order = StampOrder::Strict;
             if let Some((last, _)) = messages.last_mut() {
                 *last = cursor.after;
@@ -100,13 +100,15 @@ impl ChannelBacklog<'_> {
         let is_own = incarnation == self.shared.hub.incarnation();
         let stepped = BacklogCursor { after: stamp, ..cursor };
         match cursor.order {
-            StampOrder::IntoThisIncarnation { until_sequence: mark, .. }
-            | StampOrder::Any { until_sequence: mark }
-                if is_own && sequence > mark =>
+            StampOrder::IntoThisIncarnation { until_sequence, .. } | StampOrder::Any { until_sequence }
+                if is_own && sequence > until_sequence =>
             {
-                let from_mark =
-                    BacklogCursor { after: self.shared.own(mark), order: StampOrder::Strict, ..cursor };
-                self.step(from_mark, stamp)
+                let from_own = BacklogCursor {
+                    after: self.shared.own(until_sequence),
+                    order: StampOrder::Strict,
+                    ..cursor
+                };
+                self.step(from_own, stamp)
             }
             StampOrder::Any { .. } => Some(stepped),
             StampOrder::IntoThisIncarnation { from, .. } if incarnation != from => {

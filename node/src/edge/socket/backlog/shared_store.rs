@@ -81,7 +81,7 @@ impl SharedStoreCursor {
         self.awaited
             .entries()
             .iter()
-            .all(|(incarnation, sequence)| self.position.covers_one(*incarnation, *sequence))
+            .all(|(incarnation, sequence)| self.position.includes_one(*incarnation, *sequence))
     }
 
     /// Position of the client after the last page, from which deliveries continue.
@@ -268,7 +268,7 @@ impl ChannelBacklog<'_> {
     /// Creates a cursor once all messages that were numbered before deliveries began are stored.
     pub(super) async fn settled_cursor(
         &self,
-        has: Serial,
+        position: Serial,
         attach_position: Serial,
     ) -> Option<SharedStoreCursor> {
         let (key, shared) = (self.channel.key(), self.shared);
@@ -280,7 +280,7 @@ impl ChannelBacklog<'_> {
         if !self.share_history_policies(&alive).await? {
             return None;
         }
-        let known = self.channel.clamp_position(&has);
+        let known = self.channel.clamp_position(&position);
         let read = routing.complete_from_store(key, &known).await?;
         if self.channel.is_in_doubt_except(&read) {
             return None;
@@ -292,7 +292,7 @@ impl ChannelBacklog<'_> {
         let may_come =
             |incarnation: u64| undelivered.contains(&incarnation) && routing.may_still_deliver(incarnation);
         let is_ahead = |(incarnation, sequence): &(u64, u64)| {
-            !here.covers_one(*incarnation, *sequence)
+            !here.includes_one(*incarnation, *sequence)
                 && (alive.contains(incarnation) || may_come(*incarnation))
         };
         if known.entries().iter().any(is_ahead) {
@@ -310,14 +310,14 @@ impl ChannelBacklog<'_> {
         for (incarnation, sequence) in attach_position.entries() {
             if !alive.contains(incarnation)
                 && routing.may_still_deliver(*incarnation)
-                && !known.covers_one(*incarnation, *sequence)
+                && !known.includes_one(*incarnation, *sequence)
             {
                 awaited.advance(*incarnation, *sequence);
             }
         }
         let cursor = behind(0);
         Some(SharedStoreCursor {
-            position: has,
+            position,
             attach_position,
             live_until: living,
             undelivered_incarnations: undelivered,
@@ -337,8 +337,8 @@ impl ChannelBacklog<'_> {
             .inspect_err(|error| tracing::warn!(target: RATE_LIMITED, %error, "cluster backfill failed: history policies not read"))
             .ok()?;
         let policies = self.shared.accounts.current().history_policies();
-        let has_said = |incarnation: &u64| kept.iter().any(|(of, _)| of == incarnation);
-        Some(living.iter().all(has_said) && kept.iter().all(|(_, of)| *of == policies))
+        let is_recorded = |incarnation: &u64| kept.iter().any(|(of, _)| of == incarnation);
+        Some(living.iter().all(is_recorded) && kept.iter().all(|(_, of)| *of == policies))
     }
 
     /// True if the position is from after the start of this incarnation.
@@ -355,7 +355,7 @@ impl ChannelBacklog<'_> {
             && timestamp_ms.saturating_add(APART_MS) < self.shared.ready_ms
             && !is_named(&reading.position)
             && !is_named(&reading.live_until);
-        !is_earlier_row && !reading.position.covers_one(incarnation, sequence)
+        !is_earlier_row && !reading.position.includes_one(incarnation, sequence)
     }
 
     /// Binary search for the time of the first missed row, exact up to the difference of the nodes' clocks. None if the read fails, or if
@@ -379,11 +379,11 @@ impl ChannelBacklog<'_> {
                 end_ms: Some(to_ms),
                 ..self.query(Direction::Forwards)
             };
-            let has = |row: &&HistoryRow| !self.is_missed(reading, is_known, row.position);
+            let is_received = |row: &&HistoryRow| !self.is_missed(reading, is_known, row.position);
             loop {
                 let page = self.shared.store.read(query.clone()).await.ok()?;
                 // Rows of several incarnations are interleaved.
-                if let Some(row) = page.rows.iter().rfind(has) {
+                if let Some(row) = page.rows.iter().rfind(is_received) {
                     from_ms = row.position.timestamp_ms + 1;
                     break;
                 }

@@ -90,9 +90,9 @@ impl BacklogFixture {
 
     /// Reads the data numbers after the stamp, and the stamp that the reader reaches; none on a continuity loss.
     async fn read(&self, after: Stamp) -> Option<(Vec<u64>, Stamp)> {
-        let mark = self.channel.position().offset;
+        let end_offset = self.channel.position().offset;
         let BacklogResponse::Begin { mut cursor, .. } =
-            self.rows().find_after(after, mark, Some(self.shared.keep_ms)).await?
+            self.rows().find_after(after, end_offset, Some(self.shared.keep_ms)).await?
         else {
             unreachable!("a beginning was asked for")
         };
@@ -205,7 +205,7 @@ async fn older_incarnation_is_followed_by_previous_and_current() {
 }
 
 #[test]
-fn runs_are_followed_back_to_one_that_was_different() {
+fn incarnations_are_followed_back_to_a_different_one() {
     let previous = |incarnation, policies, is_all, began_ms, last_ms| PreviousIncarnation {
         incarnation,
         coverage: HistoryCoverage {
@@ -239,10 +239,10 @@ fn runs_are_followed_back_to_one_that_was_different() {
 #[tokio::test]
 async fn a_position_reaches_no_further_back_than_its_client_may() {
     let bench = BacklogFixture::new();
-    let (mark, now_ms) = (bench.channel.position().offset, bench.shared.clock.now_ms());
+    let (end_offset, now_ms) = (bench.channel.position().offset, bench.shared.clock.now_ms());
     (1..=3).for_each(|_| bench.publish(false));
     for (sequence, age_ms) in [(1, 300_000), (2, 200_000), (3, 100_000)] {
-        let published = message(bench.own(), mark + sequence, now_ms - age_ms);
+        let published = message(bench.own(), end_offset + sequence, now_ms - age_ms);
         bench.shared.store.append(published, Some(72), Box::new(|_| {}));
     }
     let rows = bench.rows();
@@ -255,8 +255,8 @@ async fn a_position_reaches_no_further_back_than_its_client_may() {
         (2, Some(120_000), true),
         (3, Some(120_000), true),
     ] {
-        let after = Stamp { incarnation: bench.own(), sequence: mark + after };
-        let found = rows.find_after(after, mark + 3, back_ms).await;
+        let after = Stamp { incarnation: bench.own(), sequence: end_offset + after };
+        let found = rows.find_after(after, end_offset + 3, back_ms).await;
         assert_eq!(found.is_some(), is_found, "{after:?} {back_ms:?}");
     }
 }
@@ -264,15 +264,15 @@ async fn a_position_reaches_no_further_back_than_its_client_may() {
 #[tokio::test]
 async fn client_within_retention_is_not_refused_for_rounded_cutoff() {
     let bench = BacklogFixture::new();
-    let mark = bench.channel.position().offset;
+    let end_offset = bench.channel.position().offset;
     bench.publish(true);
-    let after = Stamp { incarnation: bench.own(), sequence: mark };
+    let after = Stamp { incarnation: bench.own(), sequence: end_offset };
     let kept_ms = 72 * 3_600_000;
     let policy = ChannelPolicy { history: true, retention_hours: 72 };
     for (longer_ms, is_found) in [(0, true), (5_000, false)] {
         let oldest_ms = policy.oldest_ms(bench.shared.clock.now_ms());
         let rows = ChannelBacklog { oldest_ms, ..bench.rows() };
-        let found = rows.find_after(after, mark + 1, Some(kept_ms + longer_ms)).await;
+        let found = rows.find_after(after, end_offset + 1, Some(kept_ms + longer_ms)).await;
         assert_eq!(found.is_some(), is_found, "{longer_ms} ms longer");
     }
 }

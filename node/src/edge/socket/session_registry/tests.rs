@@ -14,7 +14,7 @@ const EARLIER: u64 = 2;
 /// Incarnation before [`EARLIER`], with 50 s of its resume window over.
 const EARLIEST: u64 = 3;
 
-fn identities(limits: &Limits) -> SessionRegistry {
+fn sessions(limits: &Limits) -> SessionRegistry {
     let (shards, _polls) = Shards::prepare(2).unwrap();
     let keys = ConnectionKeys::new(&[1; 32]);
     SessionRegistry::new(
@@ -28,7 +28,7 @@ fn identities(limits: &Limits) -> SessionRegistry {
 }
 
 fn within(window_ms: u64) -> SessionRegistry {
-    identities(&Limits { resume_window_ms: window_ms, ..Limits::default() })
+    sessions(&Limits { resume_window_ms: window_ms, ..Limits::default() })
 }
 
 fn slot_of(generation: u32) -> SessionLocation {
@@ -86,74 +86,74 @@ impl SessionRegistry {
 
 #[test]
 fn lost_session_is_taken_over_once_with_a_higher_epoch() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    assert!(identities.end(&first, false, Vec::new()));
-    let previous = identities.resumable(&first).expect("it can be taken up");
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    assert!(sessions.end(&first, false, Vec::new()));
+    let previous = sessions.resumable(&first).expect("it can be taken up");
     assert!(!previous.is_open);
-    let (second, resumed) = identities.take(Some(previous), slot_of(2));
+    let (second, resumed) = sessions.take(Some(previous), slot_of(2));
     assert!(resumed && second.epoch > first.epoch);
     assert_eq!((second.connection_id, second.location), (first.connection_id, slot_of(2)));
-    assert_ne!(identities.fresh(3).connection_id, first.connection_id);
-    assert!(identities.ended_generations().is_empty());
+    assert_ne!(sessions.fresh(3).connection_id, first.connection_id);
+    assert!(sessions.ended_generations().is_empty());
 }
 
 #[test]
-fn an_open_one_is_taken_over_and_its_end_says_nothing_more() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    let previous = identities.resumable(&first).expect("it is open");
+fn open_session_is_taken_over_and_old_socket_ends_nothing() {
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    let previous = sessions.resumable(&first).expect("it is open");
     assert!(previous.is_open);
-    let (second, resumed) = identities.take(Some(previous), slot_of(2));
+    let (second, resumed) = sessions.take(Some(previous), slot_of(2));
     assert!(resumed);
-    assert_eq!(identities.ended_generations(), [1]);
-    assert!(!identities.end(&first, false, Vec::new()), "another socket has it");
-    let previous = identities.resumable(&first).expect("a key of an earlier epoch is good within the window");
-    let (third, resumed) = identities.take(Some(previous), slot_of(3));
+    assert_eq!(sessions.ended_generations(), [1]);
+    assert!(!sessions.end(&first, false, Vec::new()), "another socket has it");
+    let previous = sessions.resumable(&first).expect("a key of an earlier epoch is good within the window");
+    let (third, resumed) = sessions.take(Some(previous), slot_of(3));
     assert!(resumed && third.epoch > second.epoch);
-    assert_eq!(identities.ended_generations(), [2], "whoever holds it now");
-    assert!(!identities.end(&second, true, Vec::new()));
-    assert!(identities.end(&third, false, Vec::new()));
-    assert!(identities.resumable(&second).is_some());
+    assert_eq!(sessions.ended_generations(), [2], "whoever holds it now");
+    assert!(!sessions.end(&second, true, Vec::new()));
+    assert!(sessions.end(&third, false, Vec::new()));
+    assert!(sessions.resumable(&second).is_some());
 }
 
 #[test]
-fn two_that_come_at_once_have_it_one_after_the_other() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    identities.end(&first, false, Vec::new());
-    let (one, other) = (identities.resumable(&first), identities.resumable(&first));
-    let (second, _) = identities.take(one, slot_of(2));
-    let (third, resumed) = identities.take(other, slot_of(3));
+fn session_taken_over_twice_at_once_goes_to_the_later_socket() {
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    sessions.end(&first, false, Vec::new());
+    let (one, other) = (sessions.resumable(&first), sessions.resumable(&first));
+    let (second, _) = sessions.take(one, slot_of(2));
+    let (third, resumed) = sessions.take(other, slot_of(3));
     assert!(resumed && third.epoch > second.epoch);
-    assert_eq!(identities.ended_generations(), [2]);
+    assert_eq!(sessions.ended_generations(), [2]);
 }
 
 #[test]
 fn session_closed_for_good_cannot_be_resumed() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    let previous = identities.resumable(&first);
-    assert!(identities.end(&first, true, Vec::new()));
-    assert!(identities.resumable(&first).is_none());
-    let (fresh, resumed) = identities.take(previous, slot_of(2));
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    let previous = sessions.resumable(&first);
+    assert!(sessions.end(&first, true, Vec::new()));
+    assert!(sessions.resumable(&first).is_none());
+    let (fresh, resumed) = sessions.take(previous, slot_of(2));
     assert!(!resumed && fresh.connection_id != first.connection_id, "it ended between look and begin");
 }
 
 #[test]
 fn takeover_of_ended_socket_must_check_its_quota_slot() {
     for for_good in [false, true] {
-        let identities = within(60_000);
-        let first = identities.fresh(1);
-        let previous = identities.resumable(&first);
-        identities.end(&first, for_good, Vec::new());
-        let second = identities.open_session(previous, slot_of(2));
+        let sessions = within(60_000);
+        let first = sessions.fresh(1);
+        let previous = sessions.resumable(&first);
+        sessions.end(&first, for_good, Vec::new());
+        let second = sessions.open_session(previous, slot_of(2));
         assert_eq!((second.previous.is_none(), second.has_quota_slot), (for_good, false));
-        let third = identities.open_session(identities.resumable(&second.ownership), slot_of(3));
-        assert!(third.has_quota_slot && identities.ended_generations() == [2]);
-        identities.end(&third.ownership, false, Vec::new());
+        let third = sessions.open_session(sessions.resumable(&second.ownership), slot_of(3));
+        assert!(third.has_quota_slot && sessions.ended_generations() == [2]);
+        sessions.end(&third.ownership, false, Vec::new());
         assert!(
-            identities.open_session(identities.resumable(&third.ownership), slot_of(4)).has_quota_slot,
+            sessions.open_session(sessions.resumable(&third.ownership), slot_of(4)).has_quota_slot,
             "as anybody"
         );
     }
@@ -161,19 +161,19 @@ fn takeover_of_ended_socket_must_check_its_quota_slot() {
 
 #[test]
 fn lost_session_expires_and_open_session_keeps_latest_key() {
-    let identities = within(30);
-    let first = identities.fresh(1);
-    let (second, _) = identities.take(identities.resumable(&first), slot_of(2));
-    let lost = identities.fresh(3);
+    let sessions = within(30);
+    let first = sessions.fresh(1);
+    let (second, _) = sessions.take(sessions.resumable(&first), slot_of(2));
+    let lost = sessions.fresh(3);
     let since = Instant::now();
-    identities.end(&lost, false, Vec::new());
-    while identities.resumable(&lost).is_some() || identities.resumable(&first).is_some() {
+    sessions.end(&lost, false, Vec::new());
+    while sessions.resumable(&lost).is_some() || sessions.resumable(&first).is_some() {
         assert!(since.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
     }
     assert!(since.elapsed() >= Duration::from_millis(30), "late it may be, early never");
-    assert!(identities.resumable(&second).is_some_and(|previous| previous.is_open));
-    assert!(identities.take(identities.resumable(&second), slot_of(4)).1);
+    assert!(sessions.resumable(&second).is_some_and(|previous| previous.is_open));
+    assert!(sessions.take(sessions.resumable(&second), slot_of(4)).1);
 }
 
 #[test]
@@ -182,13 +182,13 @@ fn session_of_earlier_incarnation_resumes_within_start_window() {
         let location = SessionLocation { incarnation, ..slot_of(generation) };
         SessionOwnership { connection_id: ConnectionId::from_bytes([3; 16]), epoch: 9, location }
     };
-    let identities = within(60_000);
-    assert!(identities.resumable(&of(77, 1)).is_none(), "of a run that nobody knows");
-    let previous = identities.resumable(&of(EARLIER, 1)).expect("of a run that is known");
+    let sessions = within(60_000);
+    assert!(sessions.resumable(&of(77, 1)).is_none(), "of a run that nobody knows");
+    let previous = sessions.resumable(&of(EARLIER, 1)).expect("of a run that is known");
     assert!(!previous.is_open);
-    let (ownership, resumed) = identities.take(Some(previous), slot_of(1));
+    let (ownership, resumed) = sessions.take(Some(previous), slot_of(1));
     assert!(resumed && ownership.epoch > 9 && ownership.connection_id == of(EARLIER, 1).connection_id);
-    assert!(identities.resumable(&of(EARLIEST, 1)).is_some());
+    assert!(sessions.resumable(&of(EARLIEST, 1)).is_some());
     assert!(within(49_000).resumable(&of(EARLIEST, 1)).is_none(), "its time was over before the start");
     let short = within(1);
     let since = Instant::now();
@@ -201,69 +201,69 @@ fn session_of_earlier_incarnation_resumes_within_start_window() {
 #[test]
 fn lost_connections_at_the_limit_and_one_past() {
     for lost_connections in [0, 3] {
-        let identities = identities(&Limits { lost_connections, ..Limits::default() });
+        let sessions = sessions(&Limits { lost_connections, ..Limits::default() });
         let ownerships: Vec<SessionOwnership> =
-            (1..=4).map(|generation| identities.fresh(generation)).collect();
-        assert!(ownerships.iter().all(|ownership| identities.end(ownership, false, Vec::new())));
+            (1..=4).map(|generation| sessions.fresh(generation)).collect();
+        assert!(ownerships.iter().all(|ownership| sessions.end(ownership, false, Vec::new())));
         let kept: Vec<bool> =
-            ownerships.iter().map(|ownership| identities.resumable(ownership).is_some()).collect();
+            ownerships.iter().map(|ownership| sessions.resumable(ownership).is_some()).collect();
         let expected: Vec<bool> = (0..4).map(|index| index + lost_connections >= 4).collect();
         assert_eq!(kept, expected, "the oldest is forgotten");
-        assert_eq!(identities.records.len(), lost_connections);
+        assert_eq!(sessions.records.len(), lost_connections);
     }
 }
 
 #[test]
 fn lost_session_remembers_its_channels_for_the_window() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    let since = |channel| identities.retained_since(first.connection_id, channel);
-    assert!(identities.end(&first, false, vec![(7, 70), (8, 80)]));
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    let since = |channel| sessions.retained_since(first.connection_id, channel);
+    assert!(sessions.end(&first, false, vec![(7, 70), (8, 80)]));
     assert_eq!((since(7), since(8), since(9)), (Some(70), Some(80), None));
-    let (second, _) = identities.take(identities.resumable(&first), slot_of(2));
+    let (second, _) = sessions.take(sessions.resumable(&first), slot_of(2));
     assert_eq!(since(7), Some(70), "while it comes back");
     // The second socket attaches one channel only, from a later sequence, before it is lost.
-    assert!(identities.end(&second, false, vec![(7, 75), (9, 90)]));
+    assert!(sessions.end(&second, false, vec![(7, 75), (9, 90)]));
     assert_eq!((since(7), since(8), since(9)), (Some(75), Some(80), Some(90)));
-    assert_eq!(identities.retained_total.load(Ordering::Relaxed), 3);
-    let (third, _) = identities.take(identities.resumable(&first), slot_of(3));
-    assert!(identities.end(&third, true, vec![(7, 75)]));
-    assert_eq!((since(7), identities.retained_total.load(Ordering::Relaxed)), (None, 0), "it is over");
+    assert_eq!(sessions.retained_total.load(Ordering::Relaxed), 3);
+    let (third, _) = sessions.take(sessions.resumable(&first), slot_of(3));
+    assert!(sessions.end(&third, true, vec![(7, 75)]));
+    assert_eq!((since(7), sessions.retained_total.load(Ordering::Relaxed)), (None, 0), "it is over");
 }
 
 #[test]
 fn taken_over_socket_reports_since_when_it_had_its_channels() {
-    let identities = within(60_000);
-    let first = identities.fresh(1);
-    let since = |channel| identities.retained_since(first.connection_id, channel);
-    let (second, _) = identities.take(identities.resumable(&first), slot_of(2));
+    let sessions = within(60_000);
+    let first = sessions.fresh(1);
+    let since = |channel| sessions.retained_since(first.connection_id, channel);
+    let (second, _) = sessions.take(sessions.resumable(&first), slot_of(2));
     assert_eq!(since(7), None, "nobody has told yet");
-    assert!(!identities.end(&first, false, vec![(7, 70)]));
+    assert!(!sessions.end(&first, false, vec![(7, 70)]));
     assert_eq!(since(7), Some(70));
-    let (third, _) = identities.take(identities.resumable(&second), slot_of(3));
-    assert!(identities.end(&third, false, vec![(7, 90)]));
-    assert!(!identities.end(&second, true, vec![(7, 80), (8, 80)]));
+    let (third, _) = sessions.take(sessions.resumable(&second), slot_of(3));
+    assert!(sessions.end(&third, false, vec![(7, 90)]));
+    assert!(!sessions.end(&second, true, vec![(7, 80), (8, 80)]));
     assert_eq!((since(7), since(8)), (Some(90), Some(80)), "what is newer is known already");
 }
 
 #[test]
 fn session_channel_memory_is_bounded_and_ends_with_window() {
     let limits = Limits { lost_connections: 2, resume_window_ms: 30, ..Limits::default() };
-    let identities = identities(&limits);
-    let ownerships: Vec<SessionOwnership> = (1..=3).map(|generation| identities.fresh(generation)).collect();
+    let sessions = sessions(&limits);
+    let ownerships: Vec<SessionOwnership> = (1..=3).map(|generation| sessions.fresh(generation)).collect();
     let channels = |count: u64| (0..count).map(|number| (number, number)).collect::<Vec<_>>();
     let since = Instant::now();
-    identities.end(&ownerships[0], false, channels(15));
-    identities.end(&ownerships[1], false, channels(15));
-    assert_eq!(identities.retained_total.load(Ordering::Relaxed), 20, "10 for each connection that is kept");
-    identities.end(&ownerships[2], false, channels(15));
-    let kept: usize = identities.records.iter().map(|record| record.retained.channels.len()).sum();
+    sessions.end(&ownerships[0], false, channels(15));
+    sessions.end(&ownerships[1], false, channels(15));
+    assert_eq!(sessions.retained_total.load(Ordering::Relaxed), 20, "10 for each connection that is kept");
+    sessions.end(&ownerships[2], false, channels(15));
+    let kept: usize = sessions.records.iter().map(|record| record.retained.channels.len()).sum();
     assert_eq!(
-        identities.retained_total.load(Ordering::Relaxed),
+        sessions.retained_total.load(Ordering::Relaxed),
         kept,
         "what is forgotten gives its room back"
     );
-    while identities.retained_since(ownerships[1].connection_id, 1).is_some() {
+    while sessions.retained_since(ownerships[1].connection_id, 1).is_some() {
         assert!(since.elapsed() < Duration::from_secs(10));
         std::thread::yield_now();
     }

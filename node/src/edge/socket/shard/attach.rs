@@ -135,12 +135,12 @@ impl Shard {
                 )
             }
             (None, true) => {
-                let (channel_state, mark) = self.services.hub.attach(&key, self.index);
-                open.add_subscription(channel.clone(), channel_state.number(), mark.offset);
+                let (channel_state, attach_position) = self.services.hub.attach(&key, self.index);
+                open.add_subscription(channel.clone(), channel_state.number(), attach_position.offset);
                 let publishes = open.session.publishes(channel);
-                let subscriber = Subscriber { publishes, ..Subscriber::new(slot, mark.offset) };
+                let subscriber = Subscriber { publishes, ..Subscriber::new(slot, attach_position.offset) };
                 self.subscribers.add(&channel_state, subscriber);
-                mark.serial()
+                attach_position.serial()
             }
             (_, false) => {
                 self.unsubscribe(connection, slot, channel);
@@ -166,25 +166,25 @@ impl Shard {
         let history = open.session.principal().allows(reply.channel.as_str(), Operation::History);
         let connection_id = open.session.connection_id();
         if !delivers {
-            let mark = self.services.hub.position(&key);
+            let attach_position = self.services.hub.position(&key);
             return Some(match self.services.hub.resume_start(&key, &position) {
                 ResumeStart::Live | ResumeStart::Replay { .. } => {
                     AttachOutcome { position, resumed: true, warning: None }
                 }
-                ResumeStart::Unknown => attach_outcome(mark.serial(), false),
+                ResumeStart::Unknown => attach_outcome(attach_position.serial(), false),
             });
         }
         let joined = self.services.hub.attach_resuming(&key, self.index, &position);
-        let (channel, mark, services) = (joined.channel, joined.position, &self.services);
+        let (channel, attach_position, services) = (joined.channel, joined.position, &self.services);
         // A connection that had access to all of the missed messages before may have them, however old they are.
         let is_own = |after| {
             let since = services.session_registry.retained_since(connection_id, channel.number());
             since.is_some_and(|since| since <= after)
         };
         let back_ms = services.backlog.back_ms(history);
-        let mut since = mark.offset;
+        let mut since = attach_position.offset;
         let publishes = open.session.publishes(&reply.channel);
-        let mut subscriber = Subscriber { publishes, ..Subscriber::new(slot, mark.offset) };
+        let mut subscriber = Subscriber { publishes, ..Subscriber::new(slot, attach_position.offset) };
         let resumed = Some(AttachOutcome { position: position.clone(), resumed: true, warning: None });
         let (outcome, replay) = match joined.start {
             ResumeStart::Live => (resumed, None),
@@ -196,19 +196,21 @@ impl Shard {
                 since = after.offset;
                 (resumed, Some(Replay::from_replay_buffer(&channel, after, position, is_exact)))
             }
-            ResumeStart::Replay { .. } => (Some(attach_outcome(mark.serial(), false)), None),
+            ResumeStart::Replay { .. } => (Some(attach_outcome(attach_position.serial(), false)), None),
             ResumeStart::Unknown if messages && services.hub.is_clustered() && !position.is_empty() => {
-                let from = (position, mark, Some(back_ms));
+                let from = (position, attach_position, Some(back_ms));
                 let at = (slot, generation);
                 (None, Some(self.replay_from_cluster(open, at, &channel, from, Some(reply.clone()))))
             }
             ResumeStart::Unknown => match services.backlog.follows(&position, policy).filter(|_| messages) {
-                None => (Some(attach_outcome(mark.serial(), false)), None),
+                None => (Some(attach_outcome(attach_position.serial(), false)), None),
                 Some(after) => {
-                    let is_own = after.incarnation == mark.own.incarnation && is_own(after.sequence);
+                    let is_own =
+                        after.incarnation == attach_position.own.incarnation && is_own(after.sequence);
                     since = if is_own { after.sequence } else { since };
                     let back_ms = (!is_own).then_some(back_ms);
-                    let question = BacklogQuery::After { after, until_sequence: mark.own.sequence, back_ms };
+                    let question =
+                        BacklogQuery::After { after, until_sequence: attach_position.own.sequence, back_ms };
                     let at = (slot, generation);
                     let replay = self.replay_stored(open, at, &channel, question, Some(reply.clone()));
                     (None, Some(replay))
@@ -236,18 +238,18 @@ impl Shard {
         let Some(open) = connection.open_mut() else { return Some(attach_outcome(Serial::default(), false)) };
         let policy = open.session.principal().account.policy(reply.channel.as_str());
         let key = open.session.principal().channel(reply.channel.clone());
-        let (channel, mark, recent) =
+        let (channel, attach_position, recent) =
             self.services.hub.attach_with_rewind(&key, self.index, rewind.count, rewind.since_ms);
         let is_stored = policy.history && !recent.is_complete;
         let asks_peers = self.services.hub.is_clustered() && !recent.is_complete;
         let asks_peers = asks_peers && (is_stored || !recent.is_cluster_wide);
-        let since = if is_stored || asks_peers { mark.offset } else { recent.after.offset };
+        let since = if is_stored || asks_peers { attach_position.offset } else { recent.after.offset };
         open.add_subscription(reply.channel.clone(), channel.number(), since);
         let (outcome, replay) = if asks_peers {
             let at = (slot, generation);
-            (None, self.rewind_from_cluster(open, at, &channel, (rewind, &mark), reply.clone()))
+            (None, self.rewind_from_cluster(open, at, &channel, (rewind, &attach_position), reply.clone()))
         } else if is_stored {
-            let question = BacklogQuery::Rewind { rewind, until_sequence: mark.own.sequence };
+            let question = BacklogQuery::Rewind { rewind, until_sequence: attach_position.own.sequence };
             let at = (slot, generation);
             (None, self.replay_stored(open, at, &channel, question, Some(reply.clone())))
         } else {

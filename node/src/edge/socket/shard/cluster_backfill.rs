@@ -30,12 +30,15 @@ impl Shard {
         open: &OpenSocket,
         at: (u32, u32),
         channel: &Arc<Channel>,
-        (position, mark, back_ms): (Serial, ChannelPosition, Option<u64>),
+        (position, attach_position, back_ms): (Serial, ChannelPosition, Option<u64>),
         reply: Option<AttachReply>,
     ) -> Replay {
-        let after =
-            ReplayPosition::Cluster { position: position.clone(), offset: LocalOffset::end(mark.offset) };
-        let question = BacklogQuery::ClusterAfter { position, attach_position: mark.serial(), back_ms };
+        let after = ReplayPosition::Cluster {
+            position: position.clone(),
+            offset: LocalOffset::end(attach_position.offset),
+        };
+        let question =
+            BacklogQuery::ClusterAfter { position, attach_position: attach_position.serial(), back_ms };
         let source = self.ask(open, at, channel, question, reply);
         Replay { channel: Arc::clone(channel), after, source }
     }
@@ -46,12 +49,14 @@ impl Shard {
         open: &OpenSocket,
         at: (u32, u32),
         channel: &Arc<Channel>,
-        (rewind, mark): (Rewind, &ChannelPosition),
+        (rewind, attach_position): (Rewind, &ChannelPosition),
         reply: AttachReply,
     ) -> Replay {
-        let after =
-            ReplayPosition::Cluster { position: Serial::default(), offset: LocalOffset::end(mark.offset) };
-        let question = BacklogQuery::ClusterRewind { rewind, attach_position: mark.serial() };
+        let after = ReplayPosition::Cluster {
+            position: Serial::default(),
+            offset: LocalOffset::end(attach_position.offset),
+        };
+        let question = BacklogQuery::ClusterRewind { rewind, attach_position: attach_position.serial() };
         let source = self.ask(open, at, channel, question, Some(reply));
         Replay { channel: Arc::clone(channel), after, source }
     }
@@ -148,14 +153,17 @@ impl Shard {
         missed: Vec<ForwardedMessages>,
     ) {
         let ReplayPosition::Cluster { position, offset } = &replay.after else { return };
-        let Some(ChannelBackfill { deliveries, has }) = replay.channel.backfill(position, *offset, missed)
+        let Some(ChannelBackfill { deliveries, received }) =
+            replay.channel.backfill(position, *offset, missed)
         else {
             return self.give_up(connection, slot, &replay, reply);
         };
         let Some(open) = connection.open_mut() else { return };
         let position = position.clone();
-        let source =
-            ReplaySource::Peers(Box::new(MissedDeliveries { deliveries: deliveries.into(), position: has }));
+        let source = ReplaySource::Peers(Box::new(MissedDeliveries {
+            deliveries: deliveries.into(),
+            position: received,
+        }));
         open.replays.push(Replay { source, ..replay });
         if let Some(reply) = reply {
             let outcome = AttachOutcome { position, resumed: true, warning: None };
@@ -176,15 +184,15 @@ impl Shard {
         let (format, own, echo) = (open.session.format(), open.session.connection_id(), open.echo);
         let (mut frames, mut bytes, mut handed) = (Vec::new(), 0, Amount::default());
         while bytes < PULL_BYTES
-            && let Some((delivery, has)) = missed.deliveries.pop_front()
+            && let Some((delivery, received)) = missed.deliveries.pop_front()
         {
             if echo || delivery.connection_id() != own {
                 handed.add(Amount { count: delivery.count(), bytes: delivery.counted_bytes() });
-                let frame = delivery.frame_including(format, &has);
+                let frame = delivery.frame_including(format, &received);
                 bytes += frame.len();
                 frames.push(frame);
             }
-            *position = has;
+            *position = received;
         }
         if missed.deliveries.is_empty() {
             replay = Replay::from_replay_buffer(&replay.channel, *offset, missed.position, false);

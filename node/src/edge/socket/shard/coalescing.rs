@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn at_rest_nothing_waits() {
+    fn idle_shard_delays_no_delivery() {
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES - 1);
         assert_eq!(pace.delay(now), Duration::ZERO);
         let (mut pace, now) = after(WINDOW, BUSY_DELIVERIES);

@@ -31,7 +31,7 @@ impl Shard {
     }
 
     /// Tells a continuity loss before this position to all clients attached to a channel, by its number.
-    pub(super) fn signal_loss_to_all(&mut self, number: u64, mark: &ChannelPosition) {
+    pub(super) fn signal_loss_to_all(&mut self, number: u64, position: &ChannelPosition) {
         let Some(channel) = self.subscribers.channel(number).cloned() else { return };
         let Some((_, subscribers, _)) = self.subscribers.all_mut(number) else { return };
         let subscribers = subscribers.iter().filter(|one| one.messages);
@@ -41,7 +41,7 @@ impl Shard {
             match after {
                 Subscriber::IN_REPLAY => self.signal_loss(&mut connection, slot, &channel),
                 // A client that attached after that position misses nothing between the two.
-                after if after > mark.offset => {
+                after if after > position.offset => {
                     self.signal_loss_before(
                         &mut connection,
                         slot,
@@ -50,7 +50,13 @@ impl Shard {
                         channel.position_at(LocalOffset::end(after)),
                     );
                 }
-                _ => self.signal_loss_before(&mut connection, slot, &channel, mark.offset, mark.serial()),
+                _ => self.signal_loss_before(
+                    &mut connection,
+                    slot,
+                    &channel,
+                    position.offset,
+                    position.serial(),
+                ),
             }
             self.slots[slot as usize] = Some(connection);
         }
@@ -63,8 +69,8 @@ impl Shard {
         slot: u32,
         channel: &Arc<Channel>,
     ) {
-        let mark = channel.position();
-        self.signal_loss_before(connection, slot, channel, mark.offset, mark.serial());
+        let position = channel.position();
+        self.signal_loss_before(connection, slot, channel, position.offset, position.serial());
     }
 
     /// Tells the client a continuity loss; delivery continues from this local offset.

@@ -76,8 +76,8 @@ impl Shard {
             self.subscribers.set(number, slot, |own| own.presence = PresenceMode::Off);
             return false;
         };
-        let (follows, mark) = self.services.hub.presence_state(channel);
-        let mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(mark) };
+        let (follows, last_sequence) = self.services.hub.presence_state(channel);
+        let mode = if follows { PresenceMode::Syncing } else { PresenceMode::After(last_sequence) };
         self.subscribers.set(number, slot, |own| own.presence = mode);
         if follows {
             open.syncs.push((number, MemberSync::default()));
@@ -97,7 +97,7 @@ impl Shard {
             let format = open.session.format();
             let (verdict, held_bytes) = match subscriber.presence {
                 PresenceMode::Off => continue,
-                PresenceMode::After(mark) if delivery.event.sequence <= mark => continue,
+                PresenceMode::After(last_sequence) if delivery.event.sequence <= last_sequence => continue,
                 PresenceMode::After(_) => (SyncVerdict::Send, 0),
                 PresenceMode::Syncing => {
                     let index = open.syncs.iter().position(|(channel, _)| *channel == delivery.channel);
@@ -150,8 +150,8 @@ impl Shard {
         };
         let page = self.services.hub.presence_page(&channel, format, sync.after());
         let held = sync.sent(&page);
-        if let Some(mark) = sync.covers_up_to() {
-            self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(mark));
+        if let Some(last_sequence) = sync.included_until() {
+            self.subscribers.set(number, slot, |own| own.presence = PresenceMode::After(last_sequence));
             open.syncs.swap_remove(index);
         }
         let live = || {

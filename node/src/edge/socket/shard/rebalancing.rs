@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_asked_evenly_over_the_time() {
+    fn clients_are_asked_evenly_over_the_time() {
         let waiting: VecDeque<_> = (0..4).map(|slot| (slot, 0)).collect();
         let mut moving =
             Rebalancing { waiting, count: 4, began_ms: 100, within_ms: 40, ..Rebalancing::default() };

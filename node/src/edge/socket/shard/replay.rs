@@ -41,8 +41,8 @@ pub(in crate::edge::socket) struct Replay {
 /// Progress of a replay: the client has all messages up to here.
 #[derive(Debug, Clone)]
 pub(super) enum ReplayPosition {
-    /// Local offset on this node, and its position. `has` includes some of the messages that follow.
-    Local { offset: LocalOffset, position: Serial, has: Option<Arc<Serial>> },
+    /// Local offset on this node, and its position. `received` includes some of the messages that follow.
+    Local { offset: LocalOffset, position: Serial, received: Option<Arc<Serial>> },
     /// Channel position. Messages up to the offset come from peers or from the shared store.
     Cluster { position: Serial, offset: LocalOffset },
     /// Position in the store of a single node, where the sequences of this incarnation are the offsets.
@@ -78,15 +78,15 @@ impl Replay {
     pub(super) fn from_replay_buffer(
         channel: &Arc<Channel>,
         offset: LocalOffset,
-        has: Serial,
+        received: Serial,
         is_exact: bool,
     ) -> Self {
         let here = channel.position_at(offset);
-        let (position, has) = match is_exact {
-            true => (if here.is_empty() { has } else { here }, None),
-            false => (here.join(&has), Some(Arc::new(has))),
+        let (position, received) = match is_exact {
+            true => (if here.is_empty() { received } else { here }, None),
+            false => (here.join(&received), Some(Arc::new(received))),
         };
-        let after = ReplayPosition::Local { offset, position, has };
+        let after = ReplayPosition::Local { offset, position, received };
         Self { channel: Arc::clone(channel), after, source: ReplaySource::ReplayBuffer }
     }
 
@@ -178,8 +178,8 @@ impl Shard {
     ) -> Replay {
         let after = match &question {
             BacklogQuery::After { after, .. } => *after,
-            BacklogQuery::Rewind { until_sequence: mark, .. } => {
-                Stamp { incarnation: self.services.hub.incarnation(), sequence: *mark }
+            BacklogQuery::Rewind { until_sequence, .. } => {
+                Stamp { incarnation: self.services.hub.incarnation(), sequence: *until_sequence }
             }
             BacklogQuery::Page { cursor, .. } => cursor.after,
             BacklogQuery::ClusterAfter { .. }
@@ -231,9 +231,9 @@ impl Shard {
 
     /// Switches to live delivery. Returns the channel's present position.
     pub(super) fn go_live(&mut self, slot: u32, replay: &Replay) -> Serial {
-        let mark = replay.channel.position();
-        self.subscribers.go_live(replay.channel.number(), slot, mark.offset);
-        mark.serial()
+        let position = replay.channel.position();
+        self.subscribers.go_live(replay.channel.number(), slot, position.offset);
+        position.serial()
     }
 
     /// Schedules the next pull of a connection's replays, if its outbox has space.
@@ -322,8 +322,8 @@ impl Shard {
                         }
                         ReplayPosition::Stored(after) => after,
                     };
-                    let mark = channel.position().own.sequence;
-                    let question = BacklogQuery::After { after, until_sequence: mark, back_ms: None };
+                    let until_sequence = channel.position().own.sequence;
+                    let question = BacklogQuery::After { after, until_sequence, back_ms: None };
                     let stored = self.replay_stored(open, (slot, generation), &channel, question, None);
                     open.replays.push(stored);
                 } else {
@@ -346,22 +346,24 @@ impl Shard {
         let ConnectionStage::Open(open) = &mut connection.stage else { return };
         let ReplayPage { deliveries, is_end } = pulled;
         let (format, own) = (open.session.format(), open.session.connection_id());
-        let ReplayPosition::Local { offset: local_offset, position, has } = &mut replay.after else { return };
-        let (after, has) = (local_offset.offset, has.as_deref());
+        let ReplayPosition::Local { offset: local_offset, position, received } = &mut replay.after else {
+            return;
+        };
+        let (after, received) = (local_offset.offset, received.as_deref());
         if let Some(last) = deliveries.last() {
             local_offset.offset = last.offset();
-            *position =
-                has.map_or_else(|| last.position().serial(), |has| last.position().serial().join(has));
+            *position = received
+                .map_or_else(|| last.position().serial(), |received| last.position().serial().join(received));
         }
         let eligible = deliveries.iter().filter(|one| open.echo || one.connection_id() != own);
         let mut handed = Amount::default();
         let frames: Vec<Bytes> = eligible
-            .filter(|one| has.is_none_or(|has| !one.is_included_in(has)))
+            .filter(|one| received.is_none_or(|received| !one.is_included_in(received)))
             .map(|one| {
                 handed.add(one.amount_after(after));
-                match has {
+                match received {
                     None => one.frame_after(format, after),
-                    Some(has) => one.frame_including(format, has),
+                    Some(received) => one.frame_including(format, received),
                 }
             })
             .collect();

@@ -57,17 +57,17 @@ impl SocketTestClient<'_> {
     }
 }
 
-fn attach(node: &SocketTestNode, has: &Serial) -> TcpStream {
+fn attach(node: &SocketTestNode, position: &Serial) -> TcpStream {
     let mut stream = node.client();
-    let request = format!(r#"{{"op":8,"channel":"a","serial":"{has}"}}"#);
+    let request = format!(r#"{{"op":8,"channel":"a","serial":"{position}"}}"#);
     stream.write_all(&frame(&request)).unwrap();
     stream
 }
 
 /// A page of one frame with this text.
-fn page(text: &'static str, has: u64, is_end: bool) -> BacklogResponse {
+fn page(text: &'static str, sequence: u64, is_end: bool) -> BacklogResponse {
     let frames = vec![Bytes::from([&[0x81, u8::try_from(text.len()).unwrap()], text.as_bytes()].concat())];
-    let reading = Box::new(SharedStoreCursor::at(Serial::single(THERE, has), Serial::single(THERE, 8)));
+    let reading = Box::new(SharedStoreCursor::at(Serial::single(THERE, sequence), Serial::single(THERE, 8)));
     BacklogResponse::SharedPage { frames, amount: Amount::default(), reading, is_end }
 }
 
@@ -75,14 +75,14 @@ fn page(text: &'static str, has: u64, is_end: bool) -> BacklogResponse {
 fn publish_during_store_read_is_delivered_after_the_rows() {
     let node = SocketTestNode::start();
     node.hub.set_interest(Arc::new(NoPeers));
-    let has = Serial::single(THERE, 5);
-    let mut client = SocketTestClient { node: &node, stream: attach(&node, &has), text: String::new() };
+    let position = Serial::single(THERE, 5);
+    let mut client = SocketTestClient { node: &node, stream: attach(&node, &position), text: String::new() };
     let begin = || BacklogResponse::SharedBegin {
         reading: Box::new(SharedStoreCursor::at(Serial::single(THERE, 5), Serial::single(THERE, 8))),
         is_cut: false,
     };
     client.is_answered(1, "\"resumed\":true", begin);
-    assert!(client.text.contains(&format!(r#""serial":"{has}""#)), "{}", client.text);
+    assert!(client.text.contains(&format!(r#""serial":"{position}""#)), "{}", client.text);
     let mut publisher = node.client();
     for text in ["early", "later"] {
         publisher.write_all(&frame(&format!(r#"{{"op":13,"channel":"a","data":"{text}"}}"#))).unwrap();
@@ -122,8 +122,8 @@ fn failed_store_read_gives_resumed_false_and_new_messages() {
 fn loss_during_attach_is_sent_once_with_client_position() {
     let node = SocketTestNode::start();
     node.hub.set_interest(Arc::new(NoPeers));
-    let has = Serial::single(THERE, 5);
-    let mut client = SocketTestClient { node: &node, stream: attach(&node, &has), text: String::new() };
+    let position = Serial::single(THERE, 5);
+    let mut client = SocketTestClient { node: &node, stream: attach(&node, &position), text: String::new() };
     let key = node.principal().channel(ChannelName::of("a"));
     wait_until("the attach", || node.hub.live(&key).is_some());
     let channel = node.hub.live(&key).unwrap();
@@ -135,5 +135,5 @@ fn loss_during_attach_is_sent_once_with_client_position() {
     assert!(!client.text.contains("resumed"), "the store is still asked: {}", client.text);
     channel.learn_sequences(&[Stamp { incarnation: THERE, sequence: 5 }]);
     client.is_answered(2, "\"resumed\":false", || BacklogResponse::Nothing);
-    assert!(client.text.contains(&has.to_string()), "{}", client.text);
+    assert!(client.text.contains(&position.to_string()), "{}", client.text);
 }

@@ -29,26 +29,26 @@ pub(in crate::origin::history) fn pages_in_bytes(fixture: &dyn StoreFixture) {
 
 pub(in crate::origin::history) fn the_runs_before_are_known(fixture: &dyn StoreFixture) {
     let bench = ContractStore::new(fixture);
-    let said = |policies, is_all| HistoryCoverage {
+    let coverage = |policies, is_all| HistoryCoverage {
         policies,
         has_changed: false,
         is_complete: is_all,
         outlasts_resume_window: false,
     };
     let key = channel("acme", "a");
-    assert_eq!(wait(bench.store.begin_incarnation(1, said(7, true))), Ok(vec![]));
+    assert_eq!(wait(bench.store.begin_incarnation(1, coverage(7, true))), Ok(vec![]));
     bench.append(messages(&key, bench.base_ms, 1..=2), Some(72)).expect("stored");
     let bench = bench.reopen();
-    let previous = wait(bench.store.begin_incarnation(2, said(8, true))).expect("begun");
+    let previous = wait(bench.store.begin_incarnation(2, coverage(8, true))).expect("begun");
     let [first] = previous[..] else { unreachable!("one run: {previous:?}") };
-    assert_eq!((first.incarnation, first.coverage, first.last_ms), (1, said(7, true), bench.base_ms));
+    assert_eq!((first.incarnation, first.coverage, first.last_ms), (1, coverage(7, true), bench.base_ms));
     assert!(first.began_ms >= bench.base_ms, "by the clock of the store");
-    let now = HistoryCoverage { has_changed: true, ..said(9, false) };
+    let now = HistoryCoverage { has_changed: true, ..coverage(9, false) };
     assert_eq!(wait(bench.store.begin_incarnation(2, now)), Ok(vec![first]), "it may say something else");
     let last_ms = first.began_ms + 60_000;
     bench.append(messages(&key, last_ms, 3..=4), Some(72)).expect("stored");
     let bench = bench.reopen();
-    let previous = wait(bench.store.begin_incarnation(3, said(8, true))).expect("begun");
+    let previous = wait(bench.store.begin_incarnation(3, coverage(8, true))).expect("begun");
     let [second, before] = previous[..] else { unreachable!("two runs: {previous:?}") };
     let changed = HistoryCoverage { policies: HistoryCoverage::UNMATCHED_POLICIES, ..now };
     assert_eq!((second.incarnation, second.coverage, second.last_ms), (2, changed, last_ms));
@@ -59,7 +59,7 @@ pub(in crate::origin::history) fn the_runs_before_are_known(fixture: &dyn StoreF
         PreviousIncarnation::with_passed_ms(&previous).map(|(_, passed_ms)| passed_ms).collect();
     assert_eq!(passed, [0, second.lasted_ms()]);
     for incarnation in 4..=40 {
-        let previous = wait(bench.store.begin_incarnation(incarnation, said(8, true))).expect("begun");
+        let previous = wait(bench.store.begin_incarnation(incarnation, coverage(8, true))).expect("begun");
         let expected = (1..incarnation).rev().take(16).collect::<Vec<u64>>();
         assert_eq!(previous.iter().map(|one| one.incarnation).collect::<Vec<_>>(), expected);
     }
@@ -67,11 +67,11 @@ pub(in crate::origin::history) fn the_runs_before_are_known(fixture: &dyn StoreF
         wait(
             bench
                 .store
-                .begin_incarnation(40, HistoryCoverage { outlasts_resume_window: true, ..said(8, true) })
+                .begin_incarnation(40, HistoryCoverage { outlasts_resume_window: true, ..coverage(8, true) })
         )
         .is_ok()
     );
-    let previous = wait(bench.store.begin_incarnation(41, said(8, true))).expect("begun");
+    let previous = wait(bench.store.begin_incarnation(41, coverage(8, true))).expect("begun");
     assert_eq!(
         previous.iter().map(|one| one.incarnation).collect::<Vec<_>>(),
         [40],

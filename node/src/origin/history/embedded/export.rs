@@ -62,7 +62,7 @@ impl StoreExport {
     /// Exports first the rows that expire soonest, always all of them, then history and metrics from the checkpoint on.
     pub(in super::super) fn walk(
         &self,
-        mark: &CopyCheckpoint,
+        checkpoint: &CopyCheckpoint,
         memory: DedupWindows,
         give: &mut PieceSink<'_>,
     ) -> Result<(), StoreError> {
@@ -70,12 +70,12 @@ impl StoreExport {
             return Ok(());
         }
         let stretches = self.stretches();
-        let begun = Partition::parse(&mark.stretch);
+        let begun = Partition::parse(&checkpoint.stretch);
         for (stretch, keyspace) in stretches {
             if begun.is_some_and(|begun| stretch < begun) {
                 continue;
             }
-            let channel = mark.channel.as_deref().filter(|_| begun == Some(stretch));
+            let channel = checkpoint.channel.as_deref().filter(|_| begun == Some(stretch));
             let goes_on = match stretch.kind {
                 PartitionKind::Messages => {
                     export_history(RowKind::Messages, stretch, &keyspace, channel, give)?
@@ -217,9 +217,9 @@ impl ChannelRowBuffer {
             is_first_part: begins,
             rows,
         };
-        let mark =
+        let checkpoint =
             ends.then(|| CopyCheckpoint { stretch: self.stretch.name(), channel: Some(self.prefix.clone()) });
-        Ok(give(ExportedPiece { piece: CopyPiece::Rows(piece), rows: count, checkpoint: mark }))
+        Ok(give(ExportedPiece { piece: CopyPiece::Rows(piece), rows: count, checkpoint }))
     }
 }
 
@@ -254,8 +254,8 @@ fn export_metrics(
         }
     }
     let count = rows.len() as u64;
-    let mark = CopyCheckpoint { stretch: stretch.name(), channel: Some(Vec::new()) };
-    Ok(give(ExportedPiece { piece: CopyPiece::Metrics(rows), rows: count, checkpoint: Some(mark) }))
+    let checkpoint = CopyCheckpoint { stretch: stretch.name(), channel: Some(Vec::new()) };
+    Ok(give(ExportedPiece { piece: CopyPiece::Metrics(rows), rows: count, checkpoint: Some(checkpoint) }))
 }
 
 fn damaged() -> StoreError {

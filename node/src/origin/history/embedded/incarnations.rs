@@ -11,13 +11,13 @@ use crate::origin::history::{HistoryCoverage, PreviousIncarnation, incarnations}
 pub(super) fn begin_incarnation(
     state: &Table,
     batch: &mut OwnedWriteBatch,
-    said: (u64, HistoryCoverage),
+    current: (u64, HistoryCoverage),
     now_ms: u64,
     last_ms: u64,
 ) -> fjall::Result<Vec<PreviousIncarnation>> {
     let found = state.keyspace().get(INCARNATIONS)?;
     let (record, previous) =
-        incarnations::record_incarnation(found.as_deref().unwrap_or_default(), said, now_ms, last_ms);
+        incarnations::record_incarnation(found.as_deref().unwrap_or_default(), current, now_ms, last_ms);
     batch.insert(state.keyspace(), INCARNATIONS, record);
     Ok(previous)
 }

@@ -261,15 +261,15 @@ impl HistoryStore for EmbeddedStore {
     fn begin_incarnation(
         &self,
         incarnation: u64,
-        kept: HistoryCoverage,
+        coverage: HistoryCoverage,
     ) -> BoxFuture<'static, Result<Vec<PreviousIncarnation>, StoreError>> {
-        let kept = if self.history {
-            kept
+        let coverage = if self.history {
+            coverage
         } else {
-            HistoryCoverage { policies: HistoryCoverage::UNMATCHED_POLICIES, is_complete: false, ..kept }
+            HistoryCoverage { policies: HistoryCoverage::UNMATCHED_POLICIES, is_complete: false, ..coverage }
         };
         let (answer, answered) = oneshot::channel();
-        let begin = StoreJob::Begin { incarnation, coverage: kept, answer };
+        let begin = StoreJob::Begin { incarnation, coverage, answer };
         if let Err((refused, _)) = self.writes.push(QueueWeight { items: 1, bytes: 0 }, begin) {
             return Box::pin(std::future::ready(Err(refused.into())));
         }

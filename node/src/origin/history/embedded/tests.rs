@@ -81,7 +81,7 @@ fn damage_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn an_interrupted_making_is_begun_again() {
+fn interrupted_creation_of_the_store_begins_again() {
     let folder = folder();
     std::fs::write(folder.path().join("lock"), "").expect("written");
     std::fs::write(folder.path().join("0.jnl"), "").expect("written");
@@ -220,7 +220,7 @@ fn id_lookup_does_not_wait_for_write_of_another_channel() {
 }
 
 #[test]
-fn a_lane_that_waits_is_bounded_and_does_not_fill_the_queue() {
+fn waiting_lookups_of_a_channel_do_not_fill_the_queue() {
     let folder = folder();
     let options = EmbeddedOptions { find_queue: 32, ..options() };
     let store = EmbeddedStore::open(folder.path(), &options, Clock::system()).expect("opens");
@@ -441,7 +441,7 @@ fn journal_bytes(folder: &Path) -> u64 {
 }
 
 /// Writes one row with a long retention, and days that are dropped before their table is full. The node restarts once in so many days.
-fn small_days(days_of_a_run: u64) {
+fn small_days(restart_days: u64) {
     let folder = folder();
     let mut store = open(&folder).expect("opens");
     let now_ms = Clock::system().now_ms();
@@ -464,7 +464,7 @@ fn small_days(days_of_a_run: u64) {
         store.sweep(day_ms).expect("swept");
         let kept = journal_bytes(folder.path());
         assert!(kept < 192 * MIB, "day {day}: {} MiB of {} MiB", kept / MIB, written / MIB);
-        if day % days_of_a_run == days_of_a_run - 1 {
+        if day % restart_days == restart_days - 1 {
             store.shutdown();
             drop(store);
             store = open(&folder).expect("opens");
@@ -481,6 +481,6 @@ fn journals_do_not_outlive_the_days_that_they_hold() {
 }
 
 #[test]
-fn journals_are_cleared_also_when_no_run_fills_one() {
+fn journals_are_cleared_over_frequent_restarts() {
     small_days(6);
 }

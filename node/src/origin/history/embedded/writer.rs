@@ -223,9 +223,9 @@ impl StoreWriter {
                     answers.queues_put.push((answer, Ok(false)));
                     queue_rows.push(row);
                 }
-                StoreJob::Begin { incarnation, coverage: kept, answer } => {
+                StoreJob::Begin { incarnation, coverage, answer } => {
                     answers.previous_incarnations = Some((answer, Vec::new()));
-                    begins = Some((incarnation, kept));
+                    begins = Some((incarnation, coverage));
                 }
                 StoreJob::Settle { answer } => answers.written.push(answer),
             }

@@ -217,20 +217,20 @@ mod tests {
     fn partition_is_indexed_once() {
         let buckets = Buckets::new(BucketBounds { rows: 100, bytes: 100 });
         let key = ChannelKey::new(AccountId::new("acme"), ChannelName::of("a"));
-        let tell = |kind, at_ms, kept_ms| buckets.assign(&key, kind, at_ms, 1, at_ms + kept_ms);
+        let assign = |kind, at_ms, kept_ms| buckets.assign(&key, kind, at_ms, 1, at_ms + kept_ms);
         let until_ms = 5 + HOUR_MS + DAY_MS;
-        let (bucket, until) = tell(RowKind::Messages, 5, HOUR_MS);
+        let (bucket, until) = assign(RowKind::Messages, 5, HOUR_MS);
         assert_eq!(until, Some(until_ms));
-        assert!(tell(RowKind::Messages, 5, HOUR_MS).1.is_some(), "it was not told yet");
+        assert!(assign(RowKind::Messages, 5, HOUR_MS).1.is_some(), "it was not told yet");
         buckets.set_indexed(&key, RowKind::Messages, bucket, until_ms);
         for at_ms in [5, 6, HOUR_MS, DAY_MS - 1] {
-            assert_eq!(tell(RowKind::Messages, at_ms, HOUR_MS), (bucket, None), "at {at_ms}");
+            assert_eq!(assign(RowKind::Messages, at_ms, HOUR_MS), (bucket, None), "at {at_ms}");
         }
         assert!(
-            tell(RowKind::Messages, DAY_MS - 1, 2 * HOUR_MS).1.is_some(),
+            assign(RowKind::Messages, DAY_MS - 1, 2 * HOUR_MS).1.is_some(),
             "this row outlives what was told"
         );
-        assert!(tell(RowKind::Presence, 5, HOUR_MS).1.is_some(), "events have partitions of their own");
-        assert!(tell(RowKind::Messages, DAY_MS, HOUR_MS).1.is_some(), "the next day is another partition");
+        assert!(assign(RowKind::Presence, 5, HOUR_MS).1.is_some(), "events have partitions of their own");
+        assert!(assign(RowKind::Messages, DAY_MS, HOUR_MS).1.is_some(), "the next day is another partition");
     }
 }

@@ -290,7 +290,7 @@ macro_rules! statements {
                 // The database assigns the write time, so an abandoned request that arrives late would undo a later one.
                 let once = session.get_default_execution_profile_handle().pointee_to_builder();
                 let once = once.speculative_execution_policy(None).build().into_handle();
-                prepared.set_runs.set_execution_profile_handle(Some(once));
+                prepared.set_incarnations.set_execution_profile_handle(Some(once));
                 Ok(prepared)
             }
         }
@@ -313,7 +313,7 @@ statements! {
         AND (timestamp_ms, sequence, incarnation) > (?, ?, ?) \
         AND (timestamp_ms, sequence, incarnation) <= (?, ?, ?) \
         ORDER BY timestamp_ms ASC, sequence ASC, incarnation ASC LIMIT ?";
-    mark: "UPDATE {}.history USING TTL ? AND TIMESTAMP ? SET is_continued = true WHERE account = ? AND channel = ? \
+    set_continued: "UPDATE {}.history USING TTL ? AND TIMESTAMP ? SET is_continued = true WHERE account = ? AND channel = ? \
         AND kind = ? AND day = ? AND bucket = 0";
     now: "SELECT toUnixTimestamp(now()) FROM system.local";
     marked_from: "SELECT version FROM {}.schema_version WHERE part = 'marked'";
@@ -352,7 +352,7 @@ statements! {
     members: "SELECT account, channel, connection_id, client_id, epoch, data, timestamp_ms FROM {}.members \
         WHERE node_id = ?";
     node: "SELECT runs, highest_ms FROM {}.nodes WHERE node_id = ?";
-    set_runs: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
+    set_incarnations: "INSERT INTO {}.nodes (node_id, runs) VALUES (?, ?)";
     set_highest: "INSERT INTO {}.nodes (node_id, highest_ms) VALUES (?, ?) USING TIMESTAMP ?";
     insert_policies: "INSERT INTO {}.policies (part, node_id, incarnation, policies, is_over, marks) \
         VALUES ('all', ?, ?, ?, ?, true) USING TTL ? AND TIMESTAMP ?";
@@ -368,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_data_centres_one_is_named() {
+    fn one_of_several_data_centres_must_be_named() {
         let connection = |datacenter: Option<&str>| ScyllaConnection {
             nodes: Vec::new(),
             keyspace: "a".to_owned(),
@@ -377,14 +377,14 @@ mod tests {
             credentials: None,
             wait: Duration::ZERO,
         };
-        let said = |datacenter, known: &[&str]| {
+        let mistake = |datacenter, known: &[&str]| {
             let known = known.iter().map(|name| (*name).to_owned()).collect();
             connection(datacenter).check_datacenter(&known).err().map(|error| error.to_string())
         };
         let unnamed = "the database has the data centres north, south: name one with --scylla-datacenter";
-        assert_eq!(said(None, &["south", "north"]).as_deref(), Some(unnamed));
+        assert_eq!(mistake(None, &["south", "north"]).as_deref(), Some(unnamed));
         for (named, known) in [(None, &["north"][..]), (None, &[]), (Some("north"), &["north", "south"])] {
-            assert_eq!(said(named, known), None, "{named:?} of {known:?}");
+            assert_eq!(mistake(named, known), None, "{named:?} of {known:?}");
         }
     }
 }

@@ -84,7 +84,7 @@ pub(super) async fn mark_continued(
     let now_ms = shared.time.now_ms();
     let is_narrow = bucket != HistoryBucket::of_day(bucket.day);
     let first = (bucket.day - 1).min(day_of(now_ms).max(bucket.day - DAYS_MAX));
-    let marks = (first..bucket.day + i32::from(is_narrow)).map(|day| {
+    let rows = (first..bucket.day + i32::from(is_narrow)).map(|day| {
         let times = HistoryBucket::of_day(day).times();
         let left_ms = times.end.saturating_add(DAY_MS).saturating_sub(now_ms);
         // At least two days, so that the mark outlives its own day even if the clock of this node is behind.
@@ -95,7 +95,7 @@ pub(super) async fn mark_continued(
     });
     // Each mark is in a partition of its own.
     let each: Vec<_> =
-        marks.map(|mark| database.session.execute_unpaged(&database.statements.mark, mark)).collect();
+        rows.map(|row| database.session.execute_unpaged(&database.statements.set_continued, row)).collect();
     try_join_all(each).await.map(drop).map_err(failed)
 }
 

@@ -111,8 +111,11 @@ impl CopyWriter {
             let bucket = self.filling.assign(bounds, position.timestamp_ms, row.bytes());
             let Some(ttl) = ttl_s(kept_until_ms, shared.time.now_ms()) else { continue };
             let is_new = self.indexed_bucket.replace(bucket) != Some(bucket);
-            let tell_until_ms = is_new.then(|| indexed_until_ms(kept_until_ms));
-            rows::add(&mut parts, BucketedRow::new(shared, &names, (kind, bucket), &row, ttl, tell_until_ms));
+            let index_until_ms = is_new.then(|| indexed_until_ms(kept_until_ms));
+            rows::add(
+                &mut parts,
+                BucketedRow::new(shared, &names, (kind, bucket), &row, ttl, index_until_ms),
+            );
         }
         PieceWrite::Parts(key, parts)
     }

@@ -42,8 +42,8 @@ impl DatabaseHealth {
     }
 
     pub(super) fn state(&self) -> Result<(), StoreError> {
-        for said in [&self.silent, &self.refused] {
-            if let Some(error) = said.lock().clone() {
+        for failure in [&self.silent, &self.refused] {
+            if let Some(error) = failure.lock().clone() {
                 return Err(error);
             }
         }

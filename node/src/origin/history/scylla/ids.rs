@@ -349,7 +349,7 @@ impl ScyllaIdClaims {
             if let Some(stamped) = closes.filter(|stamped| !stamped.is_superseded) {
                 // Read before the check, which sees every row that was acknowledged by then.
                 let missed = self.missed_since(&name, stamped.stamp);
-                let is_over = missed.is_some_and(|since| since.elapsed() >= shared.options.wait)
+                let has_expired = missed.is_some_and(|since| since.elapsed() >= shared.options.wait)
                     || now_ms >= stamped.acknowledged_until_ms(shared);
                 if stamped.is_stored(shared, &scope.key).await? {
                     if let Some(deliveries) = self.deliveries.get() {
@@ -358,7 +358,7 @@ impl ScyllaIdClaims {
                     return Ok(Some(stamped.stamp));
                 }
                 self.record_missing_row(&name, previous.owner, *stamped);
-                may_come |= !is_over;
+                may_come |= !has_expired;
             }
             let is_free =
                 [self.owner, self.owner_of(&name), UNOWNED].into_iter().any(|owner| owner == previous.owner);

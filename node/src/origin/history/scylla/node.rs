@@ -35,7 +35,7 @@ pub(super) async fn begin_incarnation(
         incarnations::record_incarnation(&stored, (incarnation, kept), shared.clock.highest_ms(), highest_ms);
     let database = shared.database();
     let values = (&*shared.options.node_id, record);
-    database.session.execute_unpaged(&database.statements.set_runs, values).await.map_err(failed)?;
+    database.session.execute_unpaged(&database.statements.set_incarnations, values).await.map_err(failed)?;
     policies::announce(shared, incarnation, kept.policies).await?;
     Ok(previous)
 }
@@ -52,7 +52,7 @@ pub(super) async fn import_incarnations(
     }
     let database = shared.database();
     let values = (&*shared.options.node_id, incarnations);
-    let written = database.session.execute_unpaged(&database.statements.set_runs, values).await;
+    let written = database.session.execute_unpaged(&database.statements.set_incarnations, values).await;
     written.map(drop).map_err(failed)
 }
 

@@ -35,15 +35,15 @@ struct AnnouncedPolicies {
 
 impl PolicyAnnouncements {
     pub(super) fn announced(&self) -> Option<u64> {
-        let said = self.announced.lock();
-        said.filter(|said| said.at.elapsed() < LIFETIME).map(|said| said.policies)
+        let announced = self.announced.lock();
+        announced.filter(|announced| announced.at.elapsed() < LIFETIME).map(|announced| announced.policies)
     }
 
     /// Moves the announcement's time back by `before`.
     #[cfg(test)]
     pub(super) fn set_announced_before(&self, before: Duration) {
-        if let Some(said) = &mut *self.announced.lock() {
-            said.at = Instant::now().checked_sub(before).expect("the machine runs longer");
+        if let Some(announced) = &mut *self.announced.lock() {
+            announced.at = Instant::now().checked_sub(before).expect("the machine runs longer");
         }
     }
 }
@@ -80,7 +80,7 @@ async fn agree_on_continuations(shared: &ScyllaShared, rows: &[PolicyRow]) {
 
 /// Renews the announcement if it is due. To be called often; a failed renewal is repeated by the next call.
 pub(super) async fn renew_announcement(shared: &ScyllaShared) {
-    let due = shared.policies.announced.lock().filter(|said| said.at.elapsed() >= RENEW_AFTER);
+    let due = shared.policies.announced.lock().filter(|announced| announced.at.elapsed() >= RENEW_AFTER);
     let Some(AnnouncedPolicies { incarnation, policies, .. }) = due else { return };
     let at = Instant::now();
     if write(shared, (incarnation, policies), LIFETIME).await.is_ok() {
@@ -93,8 +93,8 @@ pub(super) async fn renew_announcement(shared: &ScyllaShared) {
 
 /// Ends the announcement, once the incarnation delivers nothing any more. If that write fails, the node's next incarnation ends it.
 pub(super) async fn end_announcement(shared: &ScyllaShared) {
-    let said = shared.policies.announced.lock().take();
-    if let Some(AnnouncedPolicies { incarnation, policies, .. }) = said {
+    let announced = shared.policies.announced.lock().take();
+    if let Some(AnnouncedPolicies { incarnation, policies, .. }) = announced {
         write(shared, (incarnation, policies), ENDED_LIFETIME).await.ok();
     }
 }
@@ -129,15 +129,11 @@ async fn rows(shared: &ScyllaShared) -> Result<Vec<PolicyRow>, StoreError> {
     let found = found.into_rows_result().map_err(failed)?;
     let mut rows = Vec::new();
     for row in found.rows::<(String, i64, i64, Option<bool>, Option<bool>)>().map_err(failed)? {
-        let (node_id, incarnation, policies, is_over, marks) = row.map_err(failed)?;
+        let (node_id, incarnation, policies, has_ended, writes_continuations) = row.map_err(failed)?;
         let kept = (unordered(incarnation), unordered(policies));
-        let (is_over, marks) = (is_over.unwrap_or(false), marks.unwrap_or(false));
-        rows.push(PolicyRow {
-            node_id,
-            incarnation_policies: kept,
-            has_ended: is_over,
-            writes_continuations: marks,
-        });
+        let (has_ended, writes_continuations) =
+            (has_ended.unwrap_or(false), writes_continuations.unwrap_or(false));
+        rows.push(PolicyRow { node_id, incarnation_policies: kept, has_ended, writes_continuations });
     }
     Ok(rows)
 }
@@ -149,9 +145,9 @@ async fn write(
 ) -> Result<(), StoreError> {
     let beyond_ms = u64::try_from(beyond.as_millis()).unwrap_or(u64::MAX);
     let ttl = ttl_s(shared.options.resume_kept_ms.saturating_add(beyond_ms), 0).unwrap_or(i32::MAX);
-    let (is_over, at) = (beyond == ENDED_LIFETIME, shared.next_change(shared.clock.highest_ms()));
+    let (has_ended, at) = (beyond == ENDED_LIFETIME, shared.next_change(shared.clock.highest_ms()));
     let database = shared.database();
-    let values = (&*shared.options.node_id, ordered(incarnation), ordered(policies), is_over, ttl, at);
+    let values = (&*shared.options.node_id, ordered(incarnation), ordered(policies), has_ended, ttl, at);
     let written = database.session.execute_unpaged(&database.statements.insert_policies, values).await;
     written.map(drop).map_err(failed)
 }

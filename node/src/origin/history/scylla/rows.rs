@@ -237,8 +237,8 @@ async fn adopt_claimed_row(
     };
     let ttl = own.values.11;
     let row = NewRow { position, ..row.clone() };
-    let tell_until_ms = Some(indexed_until_ms(shared.time.now_ms().saturating_add(content.retention_ms)));
-    *placed = vec![BucketedRow::new(shared, &names(key), (content.kind, bucket), &row, ttl, tell_until_ms)];
+    let index_until_ms = Some(indexed_until_ms(shared.time.now_ms().saturating_add(content.retention_ms)));
+    *placed = vec![BucketedRow::new(shared, &names(key), (content.kind, bucket), &row, ttl, index_until_ms)];
     Ok(())
 }
 
@@ -294,15 +294,15 @@ fn assign_buckets(shared: &ScyllaShared, key: &ChannelKey, content: &AppendConte
     let names = names(key);
     let placed = rows.iter().map(|row| {
         let timestamp_ms = row.position.timestamp_ms;
-        let (bucket, tell_until_ms) =
+        let (bucket, index_until_ms) =
             shared.buckets.assign(key, *kind, timestamp_ms, row.bytes(), kept_until_ms);
-        BucketedRow::new(shared, &names, (*kind, bucket), row, ttl, tell_until_ms)
+        BucketedRow::new(shared, &names, (*kind, bucket), row, ttl, index_until_ms)
     });
     placed.collect()
 }
 
 pub(super) fn add(parts: &mut Vec<BucketRowBatch>, row: BucketedRow) {
-    let BucketedRow { kind, bucket, index_until_ms: tell_until_ms, values } = row;
+    let BucketedRow { kind, bucket, index_until_ms, values } = row;
     let bytes = values.9.len() + values.10.len();
     let fits = |part: &BucketRowBatch| {
         (part.kind, part.bucket) == (kind, bucket)
@@ -312,16 +312,10 @@ pub(super) fn add(parts: &mut Vec<BucketRowBatch>, row: BucketedRow) {
     match parts.last_mut() {
         Some(part) if fits(part) => {
             part.bytes += bytes;
-            part.index_until_ms = part.index_until_ms.max(tell_until_ms);
+            part.index_until_ms = part.index_until_ms.max(index_until_ms);
             part.values.push(values);
         }
-        _ => parts.push(BucketRowBatch {
-            kind,
-            bucket,
-            index_until_ms: tell_until_ms,
-            values: vec![values],
-            bytes,
-        }),
+        _ => parts.push(BucketRowBatch { kind, bucket, index_until_ms, values: vec![values], bytes }),
     }
 }
 
@@ -330,7 +324,7 @@ pub(super) async fn write_row_batch(
     key: &ChannelKey,
     part: &BucketRowBatch,
 ) -> Result<(), StoreError> {
-    let BucketRowBatch { kind, bucket, index_until_ms: tell_until_ms, values, .. } = part;
+    let BucketRowBatch { kind, bucket, index_until_ms, values, .. } = part;
     let highest_ms = values.iter().map(|values| values.5.cast_unsigned()).max().unwrap_or(0);
     let database = shared.database();
     let rows = async {
@@ -342,7 +336,7 @@ pub(super) async fn write_row_batch(
     };
     // Index first: if neither write was answered, a stored row must still be found, since a lookup of its id reports the message as
     // stored.
-    write_index(shared, &database, key, (*kind, *bucket), *tell_until_ms).await?;
+    write_index(shared, &database, key, (*kind, *bucket), *index_until_ms).await?;
     rows.await?;
     shared.wrote_up_to(highest_ms);
     Ok(())

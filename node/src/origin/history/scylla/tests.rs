@@ -127,8 +127,8 @@ fn a_data_centre_that_the_database_does_not_have_is_named() {
     let Some(mut fixture) = KeyspaceFixture::new() else { return };
     fixture.connection.datacenter = Some("north".to_owned());
     let opened = runtime().block_on(apply_schema(&fixture.connection));
-    let said = "the database has no data centre north (--scylla-datacenter), but datacenter1";
-    assert_eq!(opened.expect_err("there is none").to_string(), said);
+    let message = "the database has no data centre north (--scylla-datacenter), but datacenter1";
+    assert_eq!(opened.expect_err("there is none").to_string(), message);
     fixture.connection.datacenter = Some("datacenter1".to_owned());
     fixture.open_with(KeyspaceFixture::options(), &Clock::system());
 }
@@ -141,12 +141,12 @@ fn a_row_that_follows_does_not_tell_the_index_again() {
     let key = channel("acme", "a");
     let midnight_ms = clock.now_ms() / DAY_MS * DAY_MS;
     append(&store, &key, midnight_ms, 1);
-    let tells = |timestamp_ms| {
+    let is_indexed = |timestamp_ms| {
         let kept_until_ms = timestamp_ms + 240 * HOUR_MS;
         store.shared.buckets.assign(&key, RowKind::Messages, timestamp_ms, 1, kept_until_ms).1.is_some()
     };
-    assert!(!tells(midnight_ms + 1) && !tells(midnight_ms + DAY_MS - 1));
-    assert!(tells(midnight_ms + DAY_MS), "another day is another partition");
+    assert!(!is_indexed(midnight_ms + 1) && !is_indexed(midnight_ms + DAY_MS - 1));
+    assert!(is_indexed(midnight_ms + DAY_MS), "another day is another partition");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn rows_of_several_partitions_are_several_writes() {
         let position = HistoryPosition { timestamp_ms, sequence, incarnation: 1 };
         let row = NewRow { position, id: "id".into(), record: "{}".into() };
         let kept_until_ms = timestamp_ms + DAY_MS;
-        let (bucket, tell_until_ms) =
+        let (bucket, index_until_ms) =
             store.shared.buckets.assign(&key, RowKind::Messages, timestamp_ms, row.bytes(), kept_until_ms);
         let placed = BucketedRow::new(
             &store.shared,
@@ -168,7 +168,7 @@ fn rows_of_several_partitions_are_several_writes() {
             (RowKind::Messages, bucket),
             &row,
             60,
-            tell_until_ms,
+            index_until_ms,
         );
         rows::add(&mut parts, placed);
     }

@@ -93,8 +93,8 @@ fn read_applied(answer: QueryResult) -> Result<ConditionalResult, StoreError> {
     let names: Vec<String> = rows.column_specs().iter().map(|column| column.name().to_owned()).collect();
     let row: Row = rows.first_row().map_err(failed)?;
     let columns: Vec<_> = names.into_iter().zip(row.columns).collect();
-    let said = columns.iter().find(|(name, _)| name == "[applied]");
-    match said {
+    let applied = columns.iter().find(|(name, _)| name == "[applied]");
+    match applied {
         Some((_, Some(CqlValue::Boolean(applied)))) => Ok(ConditionalResult { applied: *applied, columns }),
         _ => Err(failed("the database did not say whether a condition held")),
     }

@@ -322,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn busy_write_lane_waits_for_rows_about_to_come() {
+    fn busy_write_queue_waits_for_rows_about_to_come() {
         let begun = Instant::now();
         // The publishes that wait at each check, a millisecond apart, and the check at which the write begins.
         let looks = |written, took_ms, waiting: &[usize]| {

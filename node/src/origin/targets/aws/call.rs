@@ -93,9 +93,9 @@ impl AwsCaller {
 async fn read(response: &mut Response, until: Instant) -> String {
     let mut body = Vec::new();
     while let Ok(Ok(Some(part))) = timeout_at(until, response.chunk()).await {
-        let room = ANSWER_BYTES - body.len();
-        body.extend_from_slice(&part[..part.len().min(room)]);
-        if part.len() >= room {
+        let left_bytes = ANSWER_BYTES - body.len();
+        body.extend_from_slice(&part[..part.len().min(left_bytes)]);
+        if part.len() >= left_bytes {
             break;
         }
     }

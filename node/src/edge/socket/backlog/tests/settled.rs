@@ -50,9 +50,9 @@ impl BacklogTestNode {
         Self { backlog, reader, channel }
     }
 
-    async fn begins(&self, has: &Serial) -> bool {
+    async fn begins(&self, position: &Serial) -> bool {
         let rows = ChannelBacklog { shared: &self.backlog.shared, channel: &self.channel, oldest_ms: 0 };
-        rows.settled_cursor(has.clone(), Serial::default()).await.is_some()
+        rows.settled_cursor(position.clone(), Serial::default()).await.is_some()
     }
 
     fn ask(&self, question: BacklogQuery, reply: BacklogResponder) {
@@ -62,7 +62,7 @@ impl BacklogTestNode {
 }
 
 #[tokio::test]
-async fn all_runs_must_have_kept_the_same_channels() {
+async fn incarnations_must_all_have_kept_the_same_channels() {
     type KeptPolicies = fn(u64, u64) -> Result<IncarnationPolicies, StoreError>;
     let cases: [(usize, KeptPolicies, bool); 8] = [
         (1, |own, of| Ok(vec![(own, of)]), true),

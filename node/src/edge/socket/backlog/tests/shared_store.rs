@@ -7,7 +7,7 @@ use crate::session::Rewind;
 /// Incarnations of other nodes; the last one is down.
 const THERE: u64 = 21;
 const YONDER: u64 = 22;
-const DEAD: u64 = 23;
+const DOWN: u64 = 23;
 
 fn serial(entries: &[(u64, u64)]) -> Serial {
     let mut serial = Serial::default();
@@ -16,16 +16,16 @@ fn serial(entries: &[(u64, u64)]) -> Serial {
 }
 
 /// Cursor of a client with this position, at this attach position of the channel.
-fn reading(bench: &BacklogFixture, has: &Serial, attach_position: &Serial) -> SharedStoreCursor {
+fn reading(bench: &BacklogFixture, position: &Serial, attach_position: &Serial) -> SharedStoreCursor {
     let living = [THERE, YONDER, bench.own()];
     let living =
         living.map(|incarnation| (incarnation, attach_position.sequence_of(incarnation).unwrap_or(0)));
     let cursor = HistoryPosition { timestamp_ms: 0, sequence: 0, incarnation: 0 };
-    let (has, attach_position) = (has.clone(), attach_position.clone());
+    let (position, attach_position) = (position.clone(), attach_position.clone());
     let (living, undelivered) = (serial(&living), Vec::new());
     let (handed, awaited) = Default::default();
     SharedStoreCursor {
-        position: has,
+        position,
         attach_position,
         live_until: living,
         undelivered_incarnations: undelivered,
@@ -49,26 +49,26 @@ impl BacklogFixture {
         let BacklogResponse::SharedBegin { mut reading, .. } = found? else {
             unreachable!("a reading was asked for")
         };
-        let (mut numbers, mut is_over) = (Vec::new(), false);
-        while !is_over {
+        let (mut numbers, mut is_complete) = (Vec::new(), false);
+        while !is_complete {
             let found = self.rows().next_shared_page(reading, Format::Json, None).await?;
             let BacklogResponse::SharedPage { frames, reading: next, is_end, .. } = found else {
                 unreachable!("a page was asked for")
             };
             numbers.extend(frames.iter().map(number_in));
-            (reading, is_over) = (next, is_end);
+            (reading, is_complete) = (next, is_end);
         }
         Some((numbers, reading.end()))
     }
 
     async fn after(
         &self,
-        has: &Serial,
+        position: &Serial,
         attach_position: &Serial,
         back_ms: u64,
     ) -> Option<(Vec<u64>, Serial)> {
         self.shared.store.flush().await.expect("the store is well");
-        let found = self.rows().begin_after(reading(self, has, attach_position), Some(back_ms)).await;
+        let found = self.rows().begin_after(reading(self, position, attach_position), Some(back_ms)).await;
         self.drain(found).await
     }
 }
@@ -78,34 +78,34 @@ async fn each_incarnation_is_read_from_position_to_first_delivery() {
     let bench = BacklogFixture::new();
     for (age_ms, incarnation, sequence) in [
         (90_000, THERE, 3),
-        (80_000, DEAD, 70),
+        (80_000, DOWN, 70),
         (70_000, YONDER, 500),
         (60_000, THERE, 900),
-        (50_000, DEAD, 71),
+        (50_000, DOWN, 71),
         (40_000, THERE, 901),
         (30_000, YONDER, 501),
-        (20_000, DEAD, 75),
+        (20_000, DOWN, 75),
         (10_000, THERE, 902),
     ] {
         bench.store(incarnation, sequence, age_ms);
     }
     let attach_position = serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4)]);
-    let end = |dead| serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4), (DEAD, dead)]);
-    for (has, expected) in [
-        ([(THERE, 3), (DEAD, 70), (YONDER, 500)], vec![900, 71, 901, 501, 75]),
-        ([(THERE, 899), (DEAD, 71), (YONDER, 499)], vec![500, 900, 901, 501, 75]),
-        ([(THERE, 901), (DEAD, 75), (YONDER, 501)], vec![]),
-        ([(THERE, 901), (DEAD, 71), (YONDER, 600)], vec![75]),
+    let end = |down| serial(&[(THERE, 901), (YONDER, 700), (bench.own(), 4), (DOWN, down)]);
+    for (position, expected) in [
+        ([(THERE, 3), (DOWN, 70), (YONDER, 500)], vec![900, 71, 901, 501, 75]),
+        ([(THERE, 899), (DOWN, 71), (YONDER, 499)], vec![500, 900, 901, 501, 75]),
+        ([(THERE, 901), (DOWN, 75), (YONDER, 501)], vec![]),
+        ([(THERE, 901), (DOWN, 71), (YONDER, 600)], vec![75]),
     ] {
-        let found = bench.after(&serial(&has), &attach_position, 240_000).await;
-        assert_eq!(found, Some((expected, end(75))), "{has:?}");
+        let found = bench.after(&serial(&position), &attach_position, 240_000).await;
+        assert_eq!(found, Some((expected, end(75))), "{position:?}");
     }
     // The client had received a message of the node that is down and that was never stored.
     let found =
-        bench.after(&serial(&[(THERE, 901), (DEAD, 79), (YONDER, 501)]), &attach_position, 240_000).await;
+        bench.after(&serial(&[(THERE, 901), (DOWN, 79), (YONDER, 501)]), &attach_position, 240_000).await;
     assert_eq!(found, Some((vec![], end(79))));
     let known = bench.channel.position().serial();
-    assert_eq!(known.sequence_of(DEAD), Some(75), "so it stands in positions from now on");
+    assert_eq!(known.sequence_of(DOWN), Some(75), "so it stands in positions from now on");
 }
 
 #[tokio::test]
@@ -138,31 +138,31 @@ async fn a_position_that_may_be_too_old_is_not_followed() {
 #[tokio::test]
 async fn rows_of_retired_incarnation_are_given_if_surely_missed() {
     let bench = BacklogFixture::new();
-    let (has, attach_position) = (serial(&[(THERE, 5)]), serial(&[(THERE, 6)]));
+    let (position, attach_position) = (serial(&[(THERE, 5)]), serial(&[(THERE, 6)]));
     bench.store(THERE, 5, 100_000);
-    bench.store(DEAD, 1, 90_000);
+    bench.store(DOWN, 1, 90_000);
     bench.store(THERE, 6, 80_000);
-    let found = bench.after(&has, &attach_position, 240_000).await;
+    let found = bench.after(&position, &attach_position, 240_000).await;
     assert_eq!(found.map(|found| found.0), Some(vec![1, 6]), "behind what it has");
     bench.store(YONDER, 1, 110_000);
-    let found = bench.after(&has, &attach_position, 240_000).await;
+    let found = bench.after(&position, &attach_position, 240_000).await;
     assert_eq!(found.map(|found| found.0), Some(vec![1, 6]), "it lives and has said that it had nothing");
-    bench.store(DEAD - 10, 1, 120_000);
+    bench.store(DOWN - 10, 1, 120_000);
     assert_eq!(
-        bench.after(&has, &attach_position, 240_000).await,
+        bench.after(&position, &attach_position, 240_000).await,
         None,
         "it may be from before the client came"
     );
     // The incarnation had ended before this node began, and the position is from later.
-    let has = serial(&[(THERE, 5), (bench.own(), 1)]);
+    let position = serial(&[(THERE, 5), (bench.own(), 1)]);
     let mut bench = bench;
     bench.shared.ready_ms += 60_000;
-    assert_eq!(bench.after(&has, &attach_position, 240_000).await.map(|found| found.0), Some(vec![6]));
+    assert_eq!(bench.after(&position, &attach_position, 240_000).await.map(|found| found.0), Some(vec![6]));
 }
 
 #[tokio::test]
 async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
-    let (has, attach_position) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
+    let (position, attach_position) = (serial(&[(THERE, 6)]), serial(&[(THERE, 7)]));
     for (rows, age_ms, expected) in [
         (40, 130_000, Some(vec![7])),
         (10 * 512, 130_000, Some(vec![7])),
@@ -173,23 +173,23 @@ async fn rows_of_retired_incarnation_do_not_hide_other_positions() {
     ] {
         let bench = BacklogFixture::new();
         bench.store(THERE, 5, 200_000);
-        (1..=rows).for_each(|sequence| bench.store(DEAD, sequence, age_ms - sequence / 2));
+        (1..=rows).for_each(|sequence| bench.store(DOWN, sequence, age_ms - sequence / 2));
         bench.store(THERE, 6, 50_000);
         bench.store(THERE, 7, 40_000);
-        let found = bench.after(&has, &attach_position, 240_000).await;
+        let found = bench.after(&position, &attach_position, 240_000).await;
         assert_eq!(found.map(|found| found.0), expected, "{rows} rows, {age_ms} ms ago");
     }
 }
 
 #[tokio::test]
-async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
+async fn rewind_reads_all_incarnations_up_to_their_deliveries() {
     let bench = BacklogFixture::new();
     for (age_ms, incarnation, sequence) in [
         (60_000, YONDER, 2),
         (50_000, THERE, 7),
-        (50_000, DEAD, 70),
+        (50_000, DOWN, 70),
         (40_000, THERE, 8),
-        (30_000, DEAD, 71),
+        (30_000, DOWN, 71),
         (20_000, THERE, 9),
         (10_000, YONDER, 3),
     ] {
@@ -198,9 +198,9 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
     bench.shared.store.flush().await.expect("the store is well");
     let attach_position = serial(&[(THERE, 8), (YONDER, 2)]);
     for (count, expected, begin) in [
-        (1, vec![71], [(THERE, 8), (YONDER, 2), (DEAD, 70)]),
-        (3, vec![70, 8, 71], [(THERE, 7), (YONDER, 2), (DEAD, 69)]),
-        (9, vec![2, 7, 70, 8, 71], [(THERE, 6), (YONDER, 1), (DEAD, 69)]),
+        (1, vec![71], [(THERE, 8), (YONDER, 2), (DOWN, 70)]),
+        (3, vec![70, 8, 71], [(THERE, 7), (YONDER, 2), (DOWN, 69)]),
+        (9, vec![2, 7, 70, 8, 71], [(THERE, 6), (YONDER, 1), (DOWN, 69)]),
     ] {
         let rewind = Rewind { count, since_ms: 0, is_cut: false };
         let found =
@@ -209,7 +209,7 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
             unreachable!("a reading was asked for")
         };
         assert_eq!(reading.position, serial(&begin), "{count}");
-        let end = serial(&[(THERE, 8), (YONDER, 2), (DEAD, 71)]);
+        let end = serial(&[(THERE, 8), (YONDER, 2), (DOWN, 71)]);
         assert_eq!(bench.drain(found).await, Some((expected, end)));
     }
 }
@@ -219,46 +219,46 @@ async fn a_rewind_begins_in_all_runs_and_ends_where_deliveries_begin() {
 async fn rows_stored_late_by_down_incarnation_are_not_given_twice() {
     let bench = BacklogFixture::new();
     for (age_ms, incarnation, sequence) in
-        [(60_000, THERE, 7), (50_000, DEAD, 70), (40_000, DEAD, 71), (30_000, THERE, 8), (20_000, DEAD, 72)]
+        [(60_000, THERE, 7), (50_000, DOWN, 70), (40_000, DOWN, 71), (30_000, THERE, 8), (20_000, DOWN, 72)]
     {
         bench.store(incarnation, sequence, age_ms);
     }
     bench.shared.store.flush().await.expect("the store is well");
-    let attach_position = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 69)]);
-    let held_for_dead = |has: &[(u64, u64)]| SharedStoreCursor {
-        undelivered_incarnations: vec![THERE, YONDER, DEAD],
-        delivered_until: serial(&[(DEAD, 71)]),
-        ..reading(&bench, &serial(has), &attach_position)
+    let attach_position = serial(&[(THERE, 8), (YONDER, 0), (DOWN, 69)]);
+    let cursor_after = |position: &[(u64, u64)]| SharedStoreCursor {
+        undelivered_incarnations: vec![THERE, YONDER, DOWN],
+        delivered_until: serial(&[(DOWN, 71)]),
+        ..reading(&bench, &serial(position), &attach_position)
     };
-    let end = serial(&[(THERE, 8), (YONDER, 0), (DEAD, 71)]);
-    let found = bench.rows().begin_after(held_for_dead(&[(THERE, 7), (DEAD, 69)]), Some(240_000)).await;
+    let end = serial(&[(THERE, 8), (YONDER, 0), (DOWN, 71)]);
+    let found = bench.rows().begin_after(cursor_after(&[(THERE, 7), (DOWN, 69)]), Some(240_000)).await;
     assert_eq!(bench.drain(found).await, Some((vec![70, 71, 8], end.clone())));
     let rewind = Rewind { count: 2, since_ms: 0, is_cut: false };
-    let found = bench.rows().begin_rewind(held_for_dead(&[]), rewind).await;
+    let found = bench.rows().begin_rewind(cursor_after(&[]), rewind).await;
     assert_eq!(bench.drain(found).await, Some((vec![71, 8], end)));
     let known = bench.channel.position().serial();
-    assert_eq!(known.sequence_of(DEAD), None, "it comes by delivery");
+    assert_eq!(known.sequence_of(DOWN), None, "it comes by delivery");
 }
 
 /// The message was delivered here before the attach, and is part of the reader's final position.
 #[tokio::test]
 async fn unstored_message_of_down_incarnation_is_no_silent_gap() {
     let bench = BacklogFixture::new();
-    for (age_ms, incarnation, sequence) in [(60_000, THERE, 7), (50_000, DEAD, 70), (30_000, THERE, 8)] {
+    for (age_ms, incarnation, sequence) in [(60_000, THERE, 7), (50_000, DOWN, 70), (30_000, THERE, 8)] {
         bench.store(incarnation, sequence, age_ms);
     }
     bench.shared.store.flush().await.expect("the store is well");
-    let (has, attach_position) = (serial(&[(THERE, 7), (DEAD, 69)]), serial(&[(THERE, 8), (DEAD, 71)]));
+    let (position, attach_position) = (serial(&[(THERE, 7), (DOWN, 69)]), serial(&[(THERE, 8), (DOWN, 71)]));
     let reads = async |awaited: &Serial| {
         let reading =
-            SharedStoreCursor { awaited: awaited.clone(), ..reading(&bench, &has, &attach_position) };
+            SharedStoreCursor { awaited: awaited.clone(), ..reading(&bench, &position, &attach_position) };
         let found = bench.rows().begin_after(reading, Some(240_000)).await;
         Some(bench.drain(found).await?.0)
     };
     assert_eq!(reads(&Serial::default()).await, Some(vec![70, 8]), "it will not store any more");
-    let awaited = serial(&[(DEAD, 71)]);
+    let awaited = serial(&[(DOWN, 71)]);
     assert_eq!(reads(&awaited).await, None);
-    bench.store(DEAD, 71, 40_000);
+    bench.store(DOWN, 71, 40_000);
     bench.shared.store.flush().await.expect("the store is well");
     assert_eq!(reads(&awaited).await, Some(vec![70, 71, 8]));
 }

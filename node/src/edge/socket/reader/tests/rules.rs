@@ -112,8 +112,8 @@ fn control_frames_at_the_limit() {
         read(&frame(FIN | PING, &most), &Limits::default()),
         (vec![ReceivedFrame::Ping(most.to_vec())], Ok(()))
     );
-    let no_room = Limits { socket_message_bytes: 125, ..Limits::default() };
-    assert_eq!(read(&frame(FIN | PONG, &most), &no_room), (vec![ReceivedFrame::Pong], Ok(())));
+    let small_limits = Limits { socket_message_bytes: 125, ..Limits::default() };
+    assert_eq!(read(&frame(FIN | PONG, &most), &small_limits), (vec![ReceivedFrame::Pong], Ok(())));
 }
 
 #[test]

@@ -7,7 +7,7 @@ fn at(reader: &mut FrameReader, bytes: &[u8], now_ms: u64) -> Vec<ReceivedFrame>
 }
 
 #[test]
-fn nothing_is_begun_between_messages() {
+fn reader_has_no_begun_time_between_messages() {
     let mut reader = FrameReader::default();
     assert_eq!(reader.begun_ms(), None);
     at(&mut reader, &text("whole"), 1_000);

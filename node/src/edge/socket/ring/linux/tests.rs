@@ -104,7 +104,7 @@ fn write_all(ring: &mut IoUringWriter, pairs: &[&SocketPair]) -> Vec<SocketWrite
 }
 
 #[test]
-fn each_socket_takes_its_own() {
+fn sockets_get_their_own_frames_in_one_call() {
     let Some(mut ring) = ring() else { return };
     // More sockets than one call takes, and more frames than one write takes.
     let mut pairs: Vec<_> = (0..150).map(|_| SocketPair::new()).collect();
@@ -191,7 +191,7 @@ fn break_down(ring: &IoUringWriter) {
 }
 
 #[test]
-fn a_ring_that_fails_has_written_nothing() {
+fn failed_io_uring_has_written_nothing() {
     let Some(mut ring) = ring() else { return };
     let mut pairs: Vec<_> = (0..100).map(|_| SocketPair::new()).collect();
     pairs.iter_mut().for_each(|pair| pair.push(3, 100));
@@ -206,7 +206,7 @@ fn a_ring_that_fails_has_written_nothing() {
 }
 
 #[test]
-fn of_a_call_that_failed_the_last_ones_were_not_written() {
+fn failed_call_has_not_written_to_its_last_sockets() {
     const KNOWN: SocketWriteResult = SocketWriteResult::Known(PriorWrite::Took(3));
     let outbox = SocketOutbox::default();
     let file = std::io::stderr();

@@ -30,20 +30,23 @@ fn client_takes_channel_position_or_keeps_own_if_unknown() {
     let (hub, key, channel) = attached();
     let before = channel.position();
     let at = LocalOffset::end(before.offset);
-    let has = Serial::single(THERE, 5);
-    let replay = || Replay::from_replay_buffer(&channel, at, has.clone(), true);
+    let received = Serial::single(THERE, 5);
+    let replay = || Replay::from_replay_buffer(&channel, at, received.clone(), true);
     assert_eq!(replay().position(), before.serial());
     publish(&hub, &key);
     assert_eq!(channel.position_at(at), Serial::default(), "it is not known any more");
-    assert_eq!(replay().position(), has);
+    assert_eq!(replay().position(), received);
 }
 
 #[test]
 fn client_with_part_of_what_follows_gets_joined_position() {
     let (_hub, _key, channel) = attached();
     let before = channel.position();
-    let has = Serial::single(THERE, 7);
-    let replay = Replay::from_replay_buffer(&channel, LocalOffset::end(before.offset), has.clone(), false);
-    assert_eq!(replay.position(), before.serial().join(&has));
-    assert!(matches!(&replay.after, ReplayPosition::Local { has: Some(kept), .. } if **kept == has));
+    let received = Serial::single(THERE, 7);
+    let replay =
+        Replay::from_replay_buffer(&channel, LocalOffset::end(before.offset), received.clone(), false);
+    assert_eq!(replay.position(), before.serial().join(&received));
+    assert!(
+        matches!(&replay.after, ReplayPosition::Local { received: Some(kept), .. } if **kept == received)
+    );
 }

@@ -57,7 +57,7 @@ fn nonces_given_to_another_store_are_kept_for_remaining_time() {
 }
 
 #[test]
-fn no_more_are_remembered_than_may_be() {
+fn store_remembers_no_more_nonces_than_its_bound() {
     let folder = folder();
     let base_ms = 1_800_000_000_000;
     let clock = Clock::manual(base_ms);

@@ -125,15 +125,15 @@ fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
         fixture.open_with(ScyllaOptions { partition_rows: 3, ..KeyspaceFixture::options() }, &clock);
     assert_eq!(earlier.shared.continuations.from(), 0, "a keyspace that is new");
     let today = noon_ms / DAY_MS;
-    let said = |is_over: bool| {
+    let insert_policies = |has_ended: bool| {
         let columns = "part, node_id, incarnation, policies, is_over";
         execute(
             &earlier,
-            format!("INSERT INTO {keyspace}.policies ({columns}) VALUES ('all', 'n0', 5, 7, {is_over})"),
+            format!("INSERT INTO {keyspace}.policies ({columns}) VALUES ('all', 'n0', 5, 7, {has_ended})"),
         );
     };
     execute(&earlier, format!("DELETE FROM {keyspace}.schema_version WHERE part = 'marked'"));
-    said(false);
+    insert_policies(false);
     let store =
         fixture.open_with(ScyllaOptions { node_id: "n1".into(), ..KeyspaceFixture::options() }, &clock);
     let kept =
@@ -148,7 +148,7 @@ fn no_mark_is_trusted_while_unmarking_incarnation_may_write() {
     execute(&earlier, format!("DELETE is_continued FROM {keyspace}.history WHERE {partition}"));
     assert_eq!(newest(&store, &key), [14, 13, 12, 11, 10]);
 
-    said(true);
+    insert_policies(true);
     wait(store.begin_incarnation(1, kept)).expect("said");
     let from = i32::try_from(today).expect("a day") + 2;
     assert_eq!(store.shared.continuations.from(), from, "it may have written before it ended");

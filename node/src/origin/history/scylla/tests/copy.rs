@@ -156,11 +156,11 @@ fn repeated_copy_of_embedded_store_yields_same_rows() {
 }
 
 /// Saves the progress of a copy that was interrupted at the checkpoint.
-fn save_checkpoint(data: &Path, mark: &CopyCheckpoint) {
+fn save_checkpoint(data: &Path, checkpoint: &CopyCheckpoint) {
     let file = data.join("history-copy.json");
     let text = std::fs::read_to_string(&file).expect("a copy was made");
     let mut progress: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    progress["mark"] = serde_json::to_value(mark).expect("JSON");
+    progress["mark"] = serde_json::to_value(checkpoint).expect("JSON");
     std::fs::write(file, progress.to_string()).expect("the folder is writable");
 }
 
@@ -176,20 +176,20 @@ fn interrupted_copy_continues_with_same_rows_from_any_mark() {
         runtime().block_on(async { count(&database, &fixture.connection.keyspace).await })
     };
     let expected = there();
-    let mut marks = Vec::new();
+    let mut checkpoints = Vec::new();
     let source = CopySource::open(data.path()).expect("no node has it");
     let memory = DedupWindows { ids_ms: WINDOW_MS, nonces_ms: WINDOW_MS, now_ms: clock.now_ms() };
     let mut give = |read: ExportedPiece| {
-        marks.extend(read.checkpoint);
+        checkpoints.extend(read.checkpoint);
         true
     };
     source.export.walk(&CopyCheckpoint::default(), memory, &mut give).expect("walked");
     drop(source);
-    assert!(marks.len() > 12, "one for each channel and day: {}", marks.len());
-    for mark in marks {
-        save_checkpoint(data.path(), &mark);
+    assert!(checkpoints.len() > 12, "one for each channel and day: {}", checkpoints.len());
+    for checkpoint in checkpoints {
+        save_checkpoint(data.path(), &checkpoint);
         copied(data.path(), &target);
-        assert_eq!(there(), expected, "from {mark:?} on");
+        assert_eq!(there(), expected, "from {checkpoint:?} on");
     }
 }
 
