@@ -20,9 +20,9 @@ pub const MAJOR: u32 = 1;
 /// Minor version of the protocol between nodes. Later minors only add fields and kinds of items.
 pub const MINOR: u32 = 0;
 /// HTTP/2 path of the gRPC method that opens a peer stream.
-pub const LANE_PATH: &str = "/fanfare.peer.v1.Peer/Lane";
+pub const STREAM_PATH: &str = "/fanfare.peer.v1.Peer/Lane";
 /// Greatest number of peer streams from a node to one peer.
-pub const LANES_MAX: usize = 8;
+pub const STREAMS_MAX: usize = 8;
 
 /// Tag of the field `items` of `Items`.
 const ITEM_TAG: u32 = 1;

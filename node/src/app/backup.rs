@@ -9,7 +9,7 @@ use super::outbox::NodeOutbox;
 use crate::config::{Config, StoreKind};
 use crate::model::Clock;
 use crate::origin::backup::{
-    self, BackupError, BackupOrigin, BackupRefused, BackupSource, BackupStream, BackupSummary, Backups,
+    self, BackupError, BackupOrigin, BackupRefusal, BackupSource, BackupStream, BackupSummary, Backups,
     StoppedNodeSource,
 };
 use crate::origin::history::HistoryStore;
@@ -40,7 +40,7 @@ impl NodeBackups {
         }
     }
 
-    pub(super) async fn begin(&self, node_id: String) -> Result<BackupStream, BackupRefused> {
+    pub(super) async fn begin(&self, node_id: String) -> Result<BackupStream, BackupRefusal> {
         let origin = BackupOrigin { node_id, taken_ms: self.clock.now_ms() };
         let (store, outbox) = (Arc::clone(&self.store), Arc::clone(&self.outbox));
         let data_dir = self.data_dir.clone();

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use super::errors::CHALLENGE;
-use crate::origin::backup::{BackupRefused, BackupStream};
+use crate::origin::backup::{BackupRefusal, BackupStream};
 use crate::origin::outbox::EventOutbox;
 use crate::origin::queues::Queues;
 use crate::stall_detector;
@@ -46,7 +46,7 @@ pub struct AdminState {
     /// Returns none while the node starts.
     pub members: Arc<dyn Fn() -> Option<MembersView> + Send + Sync>,
     /// Starts a backup, unless another one is under way.
-    pub backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefused>> + Send + Sync>,
+    pub backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefusal>> + Send + Sync>,
     /// Asks connections to move to nodes that have fewer.
     pub rebalance: Arc<dyn Fn() -> AdminFuture<RebalanceReport> + Send + Sync>,
 }

@@ -96,7 +96,7 @@ fn snake(name: &str) -> String {
     snake
 }
 
-/// Types of the node that share a name with another one.
+/// Types of the node that share a name with another one, or whose name is a participle alone, which says nothing of what the type is.
 pub(crate) fn check_types(tree: &Tree) -> Vec<String> {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (path, text) in tree.rust_files().filter(|(path, _)| path.starts_with("node/src/")) {
@@ -105,8 +105,22 @@ pub(crate) fn check_types(tree: &Tree) -> Vec<String> {
             places.entry(name.to_owned()).or_default().push(format!("{path}:{}", line_of(&code, at)));
         }
     }
-    let shared = places.into_iter().filter(|(name, at)| at.len() > 1 && !SHARED.contains(&name.as_str()));
-    shared.map(|(name, at)| format!("`{name}` is the name of several types: {}", at.join(", "))).collect()
+    let fault_of = |name: &str, at: &[String]| match at {
+        [_, _, ..] if !SHARED.contains(&name) => Some("is the name of several types"),
+        _ if is_participle(name) => Some("is a participle: what is it?"),
+        _ => None,
+    };
+    let findings = places.into_iter().filter_map(|(name, at)| {
+        let fault = fault_of(&name, &at)?;
+        Some(format!("`{name}` {fault}: {}", at.join(", ")))
+    });
+    findings.collect()
+}
+
+/// One word that ends as a participle does. HTTP has given one of them a meaning.
+fn is_participle(name: &str) -> bool {
+    let is_one_word = name.bytes().skip(1).all(|byte| byte.is_ascii_lowercase());
+    is_one_word && name.ends_with("ed") && name != "Unauthorized"
 }
 
 /// Definitions of types, but not the associated types of a trait or its implementations, which are indented `type`s.
@@ -146,20 +160,23 @@ fn names_that_the_glossary_refuses_are_found() {
 }
 
 #[test]
-fn types_of_one_name_are_found() {
+fn types_of_one_name_and_participles_are_found() {
     let tree = Tree::of_samples(&[
         (
             "node/src/a.rs",
-            "struct Answer;\nenum Error {}\nimpl X for Answer {\n    type Out = ();\n}\ntype Found = u8;",
+            "struct Answer;\nenum Error {}\nimpl X for Answer {\n    type Out = ();\n}\ntype Joined = u8;",
         ),
         (
             "node/src/b.rs",
-            "pub trait Answer {\n    type Out;\n}\nstruct Error;\nstruct Other; // struct Found",
+            "pub trait Answer {\n    type Out;\n}\nstruct Error;\nstruct Other; // struct Joined",
         ),
         ("benches/src/c.rs", "struct Other;"),
     ]);
     assert_eq!(
         check_types(&tree),
-        ["`Answer` is the name of several types: node/src/a.rs:1, node/src/b.rs:1"]
+        [
+            "`Answer` is the name of several types: node/src/a.rs:1, node/src/b.rs:1",
+            "`Joined` is a participle: what is it?: node/src/a.rs:6",
+        ]
     );
 }

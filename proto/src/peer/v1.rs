@@ -45,7 +45,7 @@ pub struct Hello {
     pub incarnation: u64,
     /// Number of the peer stream, given by the initiator: from 0, below 8. A channel is always on the same one.
     #[prost(uint32, tag = "5")]
-    pub lane: u32,
+    pub peer_stream: u32,
     /// Sequence of the batch that the initiator sends first; 0 in the hello of an acceptor.
     #[prost(uint64, tag = "6")]
     pub next: u64,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fanfare_proto::peer::v1::frame::Kind;
-use fanfare_proto::peer::{Items, LANES_MAX, MAJOR, v1};
+use fanfare_proto::peer::{Items, MAJOR, STREAMS_MAX, v1};
 use futures_util::{Stream, stream};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -127,7 +127,7 @@ impl InboundStreams {
         if hello.major != MAJOR {
             return Err(other_major(hello.major));
         }
-        if hello.lane as usize >= LANES_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
+        if hello.peer_stream as usize >= STREAMS_MAX || hello.node_id.len() > NODE_ID_BYTES_MAX {
             return Err(Status::invalid_argument("the hello is beyond its bounds"));
         }
         if hello.incarnation == own.incarnation {
@@ -136,7 +136,7 @@ impl InboundStreams {
         if hello.to != own.incarnation {
             return Err(Status::failed_precondition(super::ANOTHER_INCARNATION));
         }
-        let inbound_stream = self.find(hello.incarnation, hello.lane)?;
+        let inbound_stream = self.find(hello.incarnation, hello.peer_stream)?;
         let peer = Peer { node_id: hello.node_id.into(), incarnation: hello.incarnation };
         let mut taken = inbound_stream.taken.lock();
         taken.attempt += 1;
@@ -150,13 +150,13 @@ impl InboundStreams {
             minor: super::minor(),
             node_id: own.node_id.to_string(),
             incarnation: own.incarnation,
-            lane: hello.lane,
+            peer_stream: hello.peer_stream,
             taken: taken.sequence,
             ..v1::Hello::default()
         };
         let stream = taken.attempt;
         drop(taken);
-        Ok((OpenInboundStream { peer, number: hello.lane, inbound_stream, attempt: stream }, answer))
+        Ok((OpenInboundStream { peer, number: hello.peer_stream, inbound_stream, attempt: stream }, answer))
     }
 }
 

@@ -157,7 +157,7 @@ async fn open(
         minor: super::minor(),
         node_id: common.own.node_id.to_string(),
         incarnation: common.own.incarnation,
-        lane: stream as u32,
+        peer_stream: stream as u32,
         next: queue.next(),
         taken: 0,
         to: link.peer.incarnation,

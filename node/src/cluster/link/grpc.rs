@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use fanfare_proto::peer::{LANE_PATH, v1};
+use fanfare_proto::peer::{STREAM_PATH, v1};
 use futures_util::Stream;
 use http::uri::PathAndQuery;
 use http::{Request, Response, Uri};
@@ -92,7 +92,7 @@ where
     H: Fn(Streaming<v1::Frame>) -> S + Send,
     S: Stream<Item = Result<v1::Frame, Status>> + Send + 'static,
 {
-    if request.uri().path() != LANE_PATH {
+    if request.uri().path() != STREAM_PATH {
         return Status::unimplemented("a peer has lanes and nothing else").into_http();
     }
     tonic::server::Grpc::new(Codec::default())
@@ -153,7 +153,7 @@ where
         .map_err(|_| Status::internal("the name of peers makes no address"))?;
     let stream = tonic::client::Grpc::with_origin(HttpRequestSender(requests), origin)
         .max_decoding_message_size(FRAME_BYTES_MAX)
-        .streaming(tonic::Request::new(frames), PathAndQuery::from_static(LANE_PATH), Codec::default())
+        .streaming(tonic::Request::new(frames), PathAndQuery::from_static(STREAM_PATH), Codec::default())
         .await?;
     Ok(stream.into_inner())
 }

@@ -23,7 +23,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use fanfare_proto::peer::{LANES_MAX, MINOR, encode_item, encode_item_of_next_minor, v1};
+use fanfare_proto::peer::{MINOR, STREAMS_MAX, encode_item, encode_item_of_next_minor, v1};
 use fanfare_proto::serial::Serial;
 use fanfare_proto::trace::TraceContext;
 use parking_lot::{Mutex, RwLock};
@@ -352,7 +352,7 @@ impl GrpcPeerLinks {
         settings: LinkSettings,
     ) -> Self {
         let end = CancellationToken::new();
-        let settings = LinkSettings { streams: settings.streams.clamp(1, LANES_MAX), ..settings };
+        let settings = LinkSettings { streams: settings.streams.clamp(1, STREAMS_MAX), ..settings };
         Self {
             common: Arc::new(LinkContext { own, tls, inbound, tasks, end: end.clone() }),
             settings,

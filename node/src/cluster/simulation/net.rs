@@ -101,7 +101,7 @@ impl SimLink {
             minor: MINOR,
             node_id: from.peer.node_id.to_string(),
             incarnation: from.peer.incarnation,
-            lane: index as u32,
+            peer_stream: index as u32,
             next: queue.next(),
             taken: 0,
             to: to.peer.incarnation,

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 
 use super::{AdminState, refusal};
-use crate::origin::backup::BackupRefused;
+use crate::origin::backup::BackupRefusal;
 
 pub(super) fn routes() -> Router<AdminState> {
     Router::new().route("/backup", get(backup))
@@ -20,8 +20,8 @@ async fn backup(State(state): State<AdminState>) -> Response {
         Ok(stream) => {
             ([(CONTENT_TYPE, "application/octet-stream")], Body::from_stream(stream)).into_response()
         }
-        Err(error @ BackupRefused::Busy) => refusal(StatusCode::CONFLICT, &error.to_string()),
-        Err(BackupRefused::Store(_)) => {
+        Err(error @ BackupRefusal::Busy) => refusal(StatusCode::CONFLICT, &error.to_string()),
+        Err(BackupRefusal::Store(_)) => {
             refusal(StatusCode::SERVICE_UNAVAILABLE, "the store or the outbox cannot be read")
         }
     }

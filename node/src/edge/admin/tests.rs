@@ -19,8 +19,8 @@ fn state(readiness: Readiness, drain: impl Fn() + Send + Sync + 'static) -> (Adm
     let rebalance: Arc<dyn Fn() -> AdminFuture<RebalanceReport> + Send + Sync> =
         Arc::new(move || Box::pin(async move { done }));
     let outbox = Arc::new(|| None);
-    let backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefused>> + Send + Sync> =
-        Arc::new(|| Box::pin(async { Err(BackupRefused::Busy) }));
+    let backup: Arc<dyn Fn() -> AdminFuture<Result<BackupStream, BackupRefusal>> + Send + Sync> =
+        Arc::new(|| Box::pin(async { Err(BackupRefusal::Busy) }));
     (
         AdminState { metrics, token, queues: None, outbox, readiness, drain, members, backup, rebalance },
         folder,

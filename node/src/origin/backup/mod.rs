@@ -19,7 +19,7 @@ pub use error::{BackupError, BlockLocation};
 pub use read::check;
 pub use restore::{RestoreRecord, is_unfinished, restore, restore_record};
 pub use source::{BackupOrigin, BackupSource, BackupWriteError, StoppedError, StoppedNodeSource};
-pub use stream::{BackupRefused, BackupStream, Backups};
+pub use stream::{BackupRefusal, BackupStream, Backups};
 
 /// The databases of a node, as a backup names them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,13 +31,13 @@ pub struct Backups {
 
 /// Reason why a backup was not begun.
 #[derive(Debug)]
-pub enum BackupRefused {
+pub enum BackupRefusal {
     /// Another one is under way.
     Busy,
     Store(StoreError),
 }
 
-impl fmt::Display for BackupRefused {
+impl fmt::Display for BackupRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Busy => f.write_str("another backup is under way"),
@@ -46,7 +46,7 @@ impl fmt::Display for BackupRefused {
     }
 }
 
-impl std::error::Error for BackupRefused {}
+impl std::error::Error for BackupRefusal {}
 
 impl Default for Backups {
     fn default() -> Self {
@@ -63,11 +63,11 @@ impl Backups {
     pub async fn begin(
         &self,
         take: impl FnOnce() -> Result<BackupSource, StoreError> + Send + 'static,
-    ) -> Result<BackupStream, BackupRefused> {
-        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| BackupRefused::Busy)?;
+    ) -> Result<BackupStream, BackupRefusal> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| BackupRefusal::Busy)?;
         let taken = tokio::task::spawn_blocking(take).await;
         let source = taken.unwrap_or_else(|error| Err(StoreError::failed(error)));
-        let source = source.map_err(BackupRefused::Store).inspect_err(|error| {
+        let source = source.map_err(BackupRefusal::Store).inspect_err(|error| {
             tracing::error!(%error, "backup not started");
             count(BackupOutcome::Failed, 1);
         })?;

@@ -189,7 +189,7 @@ async fn malformed_input_of_a_peer_is_bounded_and_harms_no_node() {
     assert_eq!(refused.message(), "a lane begins with hello");
 
     let mut far = ScriptedPeer::open(&node).await;
-    assert!(far.hello(v1::Hello { lane: LANES_MAX as u32, ..hello() }).await.is_err());
+    assert!(far.hello(v1::Hello { peer_stream: STREAMS_MAX as u32, ..hello() }).await.is_err());
     let mut own = ScriptedPeer::open(&node).await;
     assert!(own.hello(v1::Hello { incarnation: 1, ..hello() }).await.is_err(), "the node itself");
 
