@@ -10,6 +10,13 @@ const LINE_MAX: usize = 160;
 const SENTENCE_MAX: usize = 40;
 /// Words of a paragraph, of an item of a list or of a cell of a table.
 const PARAGRAPH_MAX: usize = 120;
+/// Words of a page, as `wc -w` counts them, by the beginning of its path: a map, a summary and a decision are read in one go.
+const PAGE_MAX: [(&str, usize); 4] = [
+    ("docs/architecture.md", 1_500),
+    ("docs/benchmarks.md", 1_200),
+    ("docs/internals/", 1_000),
+    ("docs/decisions/0", 700),
+];
 /// Ends of a sentence, whose words count.
 const ENDS: [&str; 3] = [". ", "! ", "? "];
 /// Ends of a part that may begin without an actor as a sentence may not.
@@ -19,7 +26,17 @@ const BEGINNINGS: [&str; 7] = ["Who", "Whoever", "Whose", "Whom", "What", "Where
 
 pub(crate) fn check(tree: &Tree) -> Vec<String> {
     let pages = tree.files().filter(|(path, _)| path.ends_with(".md"));
-    pages.flat_map(|(path, text)| findings_of(text).map(move |finding| format!("{path}:{finding}"))).collect()
+    let findings_of_page = |(path, text)| {
+        let findings = findings_of(text).map(move |finding| format!("{path}:{finding}"));
+        findings.chain(too_long(path, text))
+    };
+    pages.flat_map(findings_of_page).collect()
+}
+
+fn too_long(path: &str, text: &str) -> Option<String> {
+    let (_, most) = PAGE_MAX.iter().find(|(beginning, _)| path.starts_with(beginning))?;
+    let words = text.split_whitespace().count();
+    (words > *most).then(|| format!("{path}: a page of {words} words, at most {most} are allowed"))
 }
 
 fn findings_of(text: &str) -> impl Iterator<Item = String> {
@@ -152,4 +169,15 @@ fn sentences_without_an_actor_are_found() {
     ] {
         assert_eq!(findings_of(text).count(), count, "{text}");
     }
+}
+
+#[test]
+fn long_pages_are_found() {
+    let words = |count| vec!["a."; count].join("\n\n");
+    let tree = Tree::of_samples(&[
+        ("docs/internals/a.md", &words(1_001)),
+        ("docs/internals/b.md", &words(1_000)),
+        ("docs/guides/a.md", &words(2_000)),
+    ]);
+    assert_eq!(check(&tree), ["docs/internals/a.md: a page of 1001 words, at most 1000 are allowed"]);
 }
