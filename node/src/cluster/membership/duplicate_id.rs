@@ -226,7 +226,7 @@ mod tests {
             others.iter().for_each(|incarnation| self.liveness.record_seen(*incarnation, now));
             let late = self.liveness.tick(now).late;
             let (members, to_probe) = self.duplicate_ids.decide(candidates, &self.liveness, late, now);
-            let [member] = &members[..] else { panic!("not one run counts: {members:?}") };
+            let [member] = &members[..] else { panic!("exactly one incarnation counts: {members:?}") };
             let counts = member.incarnation;
             self.current = ClusterMembers(members);
             (counts, to_probe)
